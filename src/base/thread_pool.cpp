@@ -1,0 +1,101 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cassert>
+#include <fstream>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace dgemma {
+
+struct ThreadPool::Loop {
+    std::int64_t items, grain;
+    const std::function<void(std::int64_t, std::int64_t)>* body;
+    std::atomic<std::int64_t> next{0};
+};
+
+ThreadPool::ThreadPool(int threads) {
+    assert(threads >= 1);
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+}
+
+ThreadPool::~ThreadPool() {
+    {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& t : workers_) t.join();
+}
+
+void ThreadPool::share(Loop& loop) {
+    for (;;) {
+        const std::int64_t begin = loop.next.fetch_add(loop.grain, std::memory_order_relaxed);
+        if (begin >= loop.items) return;
+        (*loop.body)(begin, std::min(begin + loop.grain, loop.items));
+    }
+}
+
+void ThreadPool::work() {
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        wake_.wait(lock, [&] { return stop_ || (loop_ != nullptr && generation_ != seen); });
+        if (stop_) return;
+        seen = generation_;
+        Loop& loop = *loop_;
+        ++busy_;
+        lock.unlock();
+        share(loop);
+        lock.lock();
+        if (--busy_ == 0) idle_.notify_one();
+    }
+}
+
+void ThreadPool::parallel_for(std::int64_t items, std::int64_t grain,
+                              const std::function<void(std::int64_t, std::int64_t)>& body) {
+    if (items <= 0) return;
+    grain = std::max<std::int64_t>(grain, 1);
+    if (workers_.empty() || items <= grain) {
+        for (std::int64_t i = 0; i < items; i += grain) body(i, std::min(i + grain, items));
+        return;
+    }
+    Loop loop{items, grain, &body};
+    {
+        const std::lock_guard lock(mutex_);
+        assert(loop_ == nullptr && "one loop at a time");
+        loop_ = &loop;
+        ++generation_;
+    }
+    wake_.notify_all();
+    share(loop);
+    std::unique_lock lock(mutex_);
+    loop_ = nullptr;  // a worker that wakes from here on finds nothing; those inside are waited for
+    idle_.wait(lock, [&] { return busy_ == 0; });
+}
+
+int ThreadPool::default_threads() {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    }
+    std::set<std::pair<int, int>> cores;  // (package, core)
+    int logical = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        ++logical;
+        const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+        int package = 0;
+        int core = cpu;
+        std::ifstream(topology + "physical_package_id") >> package;
+        if (!(std::ifstream(topology + "core_id") >> core)) core = cpu;
+        cores.emplace(package, core);
+    }
+    return std::max(1, std::min(logical, static_cast<int>(cores.size())));
+}
+
+}  // namespace dgemma
