@@ -1,5 +1,4 @@
-// One safetensors file: its header checked to the last byte, its tensors as views (contract/checkpoints.md
-// 1).
+// One safetensors file: its header checked whole, its tensors as views (contract/checkpoints.md 1).
 #pragma once
 
 #include <cstddef>
