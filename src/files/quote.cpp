@@ -5,7 +5,7 @@
 namespace dgemma::files {
 
 std::string quote(std::string_view name) {
-    constexpr std::size_t longest = 120;
+    constexpr std::size_t longest = 200;
     std::string out = "\"";
     for (const char c : name.substr(0, longest)) {
         const auto byte = static_cast<unsigned char>(c);

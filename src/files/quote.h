@@ -7,7 +7,7 @@
 namespace dgemma::files {
 
 // "name" in double quotes. A name from a file may be megabytes long or hold terminal control sequences: it is
-// cut at 120 bytes, and bytes outside printable ASCII are written as \xNN.
+// cut at 200 bytes, and bytes outside printable ASCII are written as \xNN.
 std::string quote(std::string_view name);
 
 }  // namespace dgemma::files
