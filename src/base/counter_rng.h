@@ -6,8 +6,8 @@
 
 namespace dgemma {
 
-// Philox-4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-// The same (key, counter) gives the same four words on every device and in every thread.
+// Philox-4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011). The same (key, counter) gives the same four words on every device and in every thread.
 constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                                   std::array<std::uint32_t, 2> key) {
     for (int round = 0; round < 10; ++round) {

@@ -14,18 +14,22 @@ enum class Dtype : std::uint8_t { f32, f16, bf16, f8_e4m3, i64, i32, i16, i8, u6
 constexpr std::size_t size_of(Dtype type) {
     switch (type) {
         case Dtype::i64:
-        case Dtype::u64: return 8;
+        case Dtype::u64:
+            return 8;
         case Dtype::f32:
         case Dtype::i32:
-        case Dtype::u32: return 4;
+        case Dtype::u32:
+            return 4;
         case Dtype::f16:
         case Dtype::bf16:
         case Dtype::i16:
-        case Dtype::u16: return 2;
+        case Dtype::u16:
+            return 2;
         case Dtype::f8_e4m3:
         case Dtype::i8:
         case Dtype::u8:
-        case Dtype::boolean: return 1;
+        case Dtype::boolean:
+            return 1;
     }
     return 0;
 }
@@ -33,19 +37,32 @@ constexpr std::size_t size_of(Dtype type) {
 // The name as people write it: "bf16", "f32".
 constexpr std::string_view name_of(Dtype type) {
     switch (type) {
-        case Dtype::f32: return "f32";
-        case Dtype::f16: return "f16";
-        case Dtype::bf16: return "bf16";
-        case Dtype::f8_e4m3: return "f8_e4m3";
-        case Dtype::i64: return "i64";
-        case Dtype::i32: return "i32";
-        case Dtype::i16: return "i16";
-        case Dtype::i8: return "i8";
-        case Dtype::u64: return "u64";
-        case Dtype::u32: return "u32";
-        case Dtype::u16: return "u16";
-        case Dtype::u8: return "u8";
-        case Dtype::boolean: return "bool";
+        case Dtype::f32:
+            return "f32";
+        case Dtype::f16:
+            return "f16";
+        case Dtype::bf16:
+            return "bf16";
+        case Dtype::f8_e4m3:
+            return "f8_e4m3";
+        case Dtype::i64:
+            return "i64";
+        case Dtype::i32:
+            return "i32";
+        case Dtype::i16:
+            return "i16";
+        case Dtype::i8:
+            return "i8";
+        case Dtype::u64:
+            return "u64";
+        case Dtype::u32:
+            return "u32";
+        case Dtype::u16:
+            return "u16";
+        case Dtype::u8:
+            return "u8";
+        case Dtype::boolean:
+            return "bool";
     }
     return "?";
 }

@@ -32,8 +32,10 @@ struct Error {
 template <class T>
 class [[nodiscard]] Result {
   public:
-    Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
-    Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+    Result(T value)
+        : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+    Result(Error error)
+        : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
     [[nodiscard]] bool ok() const { return state_.index() == 0; }
     explicit operator bool() const { return ok(); }
@@ -73,14 +75,14 @@ using Status = Result<void>;
 // `DGEMMA_TRY(auto x, f());` binds x to the value of f(), or returns f()'s error from this function.
 #define DGEMMA_CONCAT2(a, b) a##b
 #define DGEMMA_CONCAT(a, b) DGEMMA_CONCAT2(a, b)
-#define DGEMMA_TRY(declaration, expression)                                              \
-    auto DGEMMA_CONCAT(try_, __LINE__) = (expression);                                   \
+#define DGEMMA_TRY(declaration, expression)                                                      \
+    auto DGEMMA_CONCAT(try_, __LINE__) = (expression);                                           \
     if (!DGEMMA_CONCAT(try_, __LINE__)) return std::move(DGEMMA_CONCAT(try_, __LINE__)).error(); \
     declaration = std::move(DGEMMA_CONCAT(try_, __LINE__)).value()
 
 // `DGEMMA_CHECK(status());` returns status()'s error from this function, if it has one.
-#define DGEMMA_CHECK(expression)                                                   \
-    do {                                                                           \
+#define DGEMMA_CHECK(expression)                                                               \
+    do {                                                                                       \
         if (auto try_status = (expression); !try_status) return std::move(try_status).error(); \
     } while (false)
 

@@ -25,16 +25,22 @@ std::string to_string(const Shape& shape) {
 
 float element_as_f32(const Tensor& tensor, std::int64_t i) {
     switch (tensor.type) {
-        case Dtype::f32: return load<float>(tensor.data, i);
-        case Dtype::bf16: return bf16_to_f32(load<std::uint16_t>(tensor.data, i));
-        case Dtype::f16: return f16_to_f32(load<std::uint16_t>(tensor.data, i));
-        default: assert(!"a floating type"); return 0;
+        case Dtype::f32:
+            return load<float>(tensor.data, i);
+        case Dtype::bf16:
+            return bf16_to_f32(load<std::uint16_t>(tensor.data, i));
+        case Dtype::f16:
+            return f16_to_f32(load<std::uint16_t>(tensor.data, i));
+        default:
+            assert(!"a floating type");
+            return 0;
     }
 }
 
 std::vector<float> to_f32(const Tensor& tensor) {
     std::vector<float> out(static_cast<std::size_t>(tensor.elements()));
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = element_as_f32(tensor, static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < out.size(); ++i)
+        out[i] = element_as_f32(tensor, static_cast<std::int64_t>(i));
     return out;
 }
 
@@ -43,11 +49,19 @@ std::vector<std::int32_t> to_i32(const Tensor& tensor) {
     for (std::size_t n = 0; n < out.size(); ++n) {
         const auto i = static_cast<std::int64_t>(n);
         switch (tensor.type) {
-            case Dtype::i32: out[n] = load<std::int32_t>(tensor.data, i); break;
+            case Dtype::i32:
+                out[n] = load<std::int32_t>(tensor.data, i);
+                break;
             case Dtype::u8:
-            case Dtype::boolean: out[n] = load<std::uint8_t>(tensor.data, i); break;
-            case Dtype::i64: out[n] = static_cast<std::int32_t>(load<std::int64_t>(tensor.data, i)); break;
-            default: assert(!"an integer type"); break;
+            case Dtype::boolean:
+                out[n] = load<std::uint8_t>(tensor.data, i);
+                break;
+            case Dtype::i64:
+                out[n] = static_cast<std::int32_t>(load<std::int64_t>(tensor.data, i));
+                break;
+            default:
+                assert(!"an integer type");
+                break;
         }
     }
     return out;

@@ -27,8 +27,9 @@ inline std::int64_t elements_of(const Shape& shape) {
 // "[128, 2816]"
 std::string to_string(const Shape& shape);
 
-// A read-only view of a dense row-major tensor. It owns nothing: the file mapping or Buffer behind it must outlive
-// it. `data` may have any alignment (safetensors promises none), so typed access to a file goes through memcpy.
+// A read-only view of a dense row-major tensor. It owns nothing: the file mapping or Buffer behind it must
+// outlive it. `data` may have any alignment (safetensors promises none), so typed access to a file goes
+// through memcpy.
 struct Tensor {
     const std::byte* data = nullptr;
     Dtype type = Dtype::f32;

@@ -1,13 +1,13 @@
 #include "base/thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cassert>
 #include <fstream>
 #include <set>
 #include <string>
 #include <utility>
+
+#include <sched.h>
 
 namespace dgemma {
 

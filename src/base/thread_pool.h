@@ -12,8 +12,8 @@
 
 namespace dgemma {
 
-// Runs loops over independent items. Which thread takes which items is not fixed, so an item's result must depend
-// on the item alone; then results do not depend on the number of threads.
+// Runs loops over independent items. Which thread takes which items is not fixed, so an item's result must
+// depend on the item alone; then results do not depend on the number of threads.
 class ThreadPool {
   public:
     // threads: how many work on a loop, the caller included; at least 1.
@@ -24,8 +24,8 @@ class ThreadPool {
 
     [[nodiscard]] int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Calls body(begin, end) for disjoint ranges that cover [0, items), at most `grain` items each, and returns when
-    // all are done. One loop at a time: not to be called from within a body.
+    // Calls body(begin, end) for disjoint ranges that cover [0, items), at most `grain` items each, and
+    // returns when all are done. One loop at a time: not to be called from within a body.
     void parallel_for(std::int64_t items, std::int64_t grain,
                       const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 

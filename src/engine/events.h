@@ -22,9 +22,9 @@ struct PrefillEvent {
 
 // One denoising step of one block, after the sampler has run.
 struct StepEvent {
-    int block = 0;      // 0-based
-    int attempt = 0;    // re-rolls of this block so far
-    int step = 0;       // 0-based; step 0 is the hottest
+    int block = 0;    // 0-based
+    int attempt = 0;  // re-rolls of this block so far
+    int step = 0;     // 0-based; step 0 is the hottest
     int max_steps = 0;
     float temperature = 0;
     float mean_entropy = 0;  // nats, over the canvas
@@ -32,7 +32,8 @@ struct StepEvent {
     bool stable = false;
     bool confident = false;
     double milliseconds = 0;
-    std::span<const std::int32_t> argmax;  // [canvas]: a draft, replaced by the next step; valid during the call
+    std::span<const std::int32_t>
+        argmax;  // [canvas]: a draft, replaced by the next step; valid during the call
     std::span<const std::uint8_t> accept;  // [canvas]
 };
 
@@ -71,7 +72,9 @@ struct Stats {
     std::vector<std::string> approximations;  // by name; empty in exact mode
 
     // Delivered tokens over the whole time, prefill included.
-    [[nodiscard]] double tokens_per_second() const { return total_ms > 0 ? output_tokens * 1000.0 / total_ms : 0; }
+    [[nodiscard]] double tokens_per_second() const {
+        return total_ms > 0 ? output_tokens * 1000.0 / total_ms : 0;
+    }
 };
 
 struct EndEvent {

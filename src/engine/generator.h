@@ -22,16 +22,16 @@ class Checkpoint;
 
 namespace dgemma::engine {
 
-// How the network computes. `exact` rounds nothing that the f32 reference does not round; `bf16` follows the rounding
-// points of contract/model.md 3.
+// How the network computes. `exact` rounds nothing that the f32 reference does not round; `bf16` follows the
+// rounding points of contract/model.md 3.
 enum class Precision : std::uint8_t { f32, bf16 };
 enum class Backend : std::uint8_t { plain, reference };
 
 struct LoadOptions {
     Backend backend = Backend::plain;
     Precision precision = Precision::f32;
-    int threads = 0;       // 0: physical cores
-    int context = 0;       // longest context; 0: the checkpoint's max_position_embeddings
+    int threads = 0;  // 0: physical cores
+    int context = 0;  // longest context; 0: the checkpoint's max_position_embeddings
     int prefill_chunk = 512;
 };
 
@@ -42,16 +42,16 @@ struct Pin {
 };
 
 struct Request {
-    std::vector<std::int32_t> prompt;      // at least one id
-    int max_tokens = 0;                    // 0: 4,096 or what the context leaves
-    int canvas_length = 0;                 // 0: the checkpoint's
-    bool shrink_canvas = false;            // min(C, max(remaining, 64)), contract/generation.md 8
-    std::vector<std::int32_t> stop_ids;    // empty: the checkpoint's
-    std::vector<Pin> pins;                 // of the first block
-    diffusion::Options diffusion;          // start from Generator::default_options()
-    bool exact = false;                    // no guard, no approximation
-    // Says whether a reply that consists of these ids (before the stop id) shows nothing to a reader; drives the
-    // empty-reply re-roll. Unset: only a reply of no ids counts as empty.
+    std::vector<std::int32_t> prompt;    // at least one id
+    int max_tokens = 0;                  // 0: 4,096 or what the context leaves
+    int canvas_length = 0;               // 0: the checkpoint's
+    bool shrink_canvas = false;          // min(C, max(remaining, 64)), contract/generation.md 8
+    std::vector<std::int32_t> stop_ids;  // empty: the checkpoint's
+    std::vector<Pin> pins;               // of the first block
+    diffusion::Options diffusion;        // start from Generator::default_options()
+    bool exact = false;                  // no guard, no approximation
+    // Says whether a reply that consists of these ids (before the stop id) shows nothing to a reader; drives
+    // the empty-reply re-roll. Unset: only a reply of no ids counts as empty.
     std::function<bool(std::span<const std::int32_t>)> shows_nothing;
     const std::atomic<bool>* cancel = nullptr;  // polled between passes
 };
@@ -59,7 +59,8 @@ struct Request {
 class Generator {
   public:
     // Errors: those of the files (not_found, invalid, unsupported), usage.
-    static Result<std::unique_ptr<Generator>> load(const files::Checkpoint& checkpoint, const LoadOptions& options);
+    static Result<std::unique_ptr<Generator>> load(const files::Checkpoint& checkpoint,
+                                                   const LoadOptions& options);
     ~Generator();
     Generator(const Generator&) = delete;
     Generator& operator=(const Generator&) = delete;
@@ -70,7 +71,8 @@ class Generator {
     [[nodiscard]] int context_limit() const;
 
     // Errors: usage (empty prompt, an id outside the vocabulary, a nonsense option), context_length (with the
-    // numbers, before any work), cancelled, non_finite (names layer and step). Events go to `sink` on this thread.
+    // numbers, before any work), cancelled, non_finite (names layer and step). Events go to `sink` on this
+    // thread.
     Result<EndEvent> generate(const Request& request, Sink& sink);
 
   private:

@@ -1,9 +1,9 @@
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/counter_rng.h"
 #include "base/dtype.h"
@@ -16,10 +16,11 @@ namespace {
 
 TEST(Bf16, RoundsToNearestEven) {
     EXPECT_EQ(f32_to_bf16(1.0f), 0x3F80);
-    EXPECT_EQ(f32_to_bf16(std::bit_cast<float>(0x3F808000u)), 0x3F80);  // a tie goes to the even neighbour below
+    EXPECT_EQ(f32_to_bf16(std::bit_cast<float>(0x3F808000u)),
+              0x3F80);  // a tie goes to the even neighbour below
     EXPECT_EQ(f32_to_bf16(std::bit_cast<float>(0x3F818000u)), 0x3F82);  // and above
     EXPECT_EQ(f32_to_bf16(std::bit_cast<float>(0x3F808001u)), 0x3F81);
-    EXPECT_EQ(round_bf16(std::sqrt(2816.0f)), 53.0f);                   // the embedding scale of contract/model.md 3
+    EXPECT_EQ(round_bf16(std::sqrt(2816.0f)), 53.0f);  // the embedding scale of contract/model.md 3
     EXPECT_TRUE(std::isnan(round_bf16(std::bit_cast<float>(0x7F800001u))));
     EXPECT_TRUE(std::isinf(round_bf16(std::numeric_limits<float>::max())));
 }

@@ -1,0 +1,211 @@
+// The arithmetic of DiffusionGemma as about twenty coarse operations, and who implements them.
+//
+// Notation: n rows (tokens of one or several sequences), H hidden, V vocabulary, D head size, E experts, k
+// experts per token. A backend knows no layer numbers, no tokens' meaning and no sampling. Every operation
+// reads its inputs, writes its output completely, and gives a row a result that depends on that row (and, in
+// attention, on its keys) alone: never on how many rows share the call or on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "base/row_stats.h"
+#include "base/tensor.h"
+
+namespace dgemma::backend {
+
+// Where results are rounded (contract/model.md 3). f32: nowhere. bf16: at every rounding point of the
+// contract's "HF-bf16 profile"; the sums themselves stay f32 or better.
+enum class Precision : std::uint8_t { f32, bf16 };
+
+// A matrix of activations [rows, cols], row-major and dense, in the backend's own memory and element type.
+struct Mat {
+    void* data = nullptr;
+    std::int64_t rows = 0;
+    std::int64_t cols = 0;
+};
+
+// Memory of a backend; freed with the owner.
+class Storage {
+  public:
+    virtual ~Storage() = default;
+    [[nodiscard]] virtual void* data() = 0;
+    [[nodiscard]] virtual std::size_t bytes() const = 0;
+};
+
+// A weight in the form the backend wants it: a matrix [out, in], a bank [experts, out, in], or a vector [n].
+class Weight {
+  public:
+    virtual ~Weight() = default;
+    [[nodiscard]] const Shape& shape() const { return shape_; }
+
+  protected:
+    explicit Weight(Shape shape) : shape_(std::move(shape)) {}
+
+  private:
+    Shape shape_;
+};
+
+// Keys and values of one layer of one sequence. Position p lives in slot p mod capacity; a page holds
+// `page_tokens` consecutive slots as [kv_heads, page_tokens, D] in the cache's element type. A full layer's
+// capacity is never reached (it grows by pages); a sliding layer's is a ring.
+struct KvPages {
+    std::span<void* const> keys;
+    std::span<void* const> values;
+    std::int64_t capacity = 0;  // slots; a multiple of page_tokens
+    Dtype type = Dtype::f32;    // f32 or bf16
+};
+inline constexpr std::int64_t page_tokens = 64;
+
+// Rows of one sequence within a call.
+struct AttentionSegment {
+    std::int64_t first_row = 0;
+    std::int64_t rows = 0;
+    KvPages cache;
+    std::int64_t canvas_position =
+        -1;  // keys from here on are the segment's own k, v rows; -1: all keys are cached
+};
+
+struct AttentionArgs {
+    Mat q;                                       // [n, heads * D], normed and rotated
+    Mat k, v;                                    // [n, kv_heads * D]; read only by segments with a canvas
+    std::span<const AttentionSegment> segments;  // disjoint, covering the rows
+    // Row i sees the absolute positions [key_begin[i], key_end[i]): every mask of contract/model.md 5.3, 5.4
+    // and 6.3 is such an interval. [n]
+    std::span<const std::int32_t> key_begin, key_end;
+    int heads = 0;
+    int kv_heads = 0;
+    int head_dim = 0;
+    Mat out;  // [n, heads * D]
+};
+
+// Weights and biases of the router (contract/model.md 3, "Router").
+struct RouterWeights {
+    const Weight* scale = nullptr;             // [H]
+    const Weight* proj = nullptr;              // [E, H]
+    const Weight* per_expert_scale = nullptr;  // [E]
+    float input_scale = 0;                     // f32(H^-0.5)
+    float eps = 0;
+};
+
+// Who goes where: for row i the k experts in ascending id, each with the weight of its output.
+struct Routing {
+    Mat ids;            // [n, k] of int32
+    Mat weights;        // [n, k] of f32
+    Mat probabilities;  // [n, E] of f32, or no data where nobody asks
+};
+
+// The last norms of a layer: x' = rb(rb(h + norm(rb(norm(dense; dense_norm) + norm(sparse; sparse_norm));
+// norm)) * scalar)
+struct LayerEnd {
+    Mat residual, dense, sparse;  // h and the two branches, [n, H]
+    const Weight* dense_norm = nullptr;
+    const Weight* sparse_norm = nullptr;
+    const Weight* norm = nullptr;
+    const Weight* scalar = nullptr;  // [1]
+    float eps = 0;
+    Mat out;  // [n, H]; may be the residual
+};
+
+// The logits of one canvas between two passes: zt = z / T of every row, and what the sampler asks of it.
+class Logits : public LogitRows {
+  public:
+    [[nodiscard]] virtual std::int64_t rows() const = 0;
+};
+
+struct HeadArgs {
+    Mat x;                          // [n, H], after the final norm
+    const Weight* table = nullptr;  // [V, H], the tied embedding
+    float softcap = 0;
+    // Consecutive runs of rows, one per canvas: its temperature and where its logits go.
+    struct Canvas {
+        std::int64_t first_row = 0, rows = 0;
+        float temperature = 1;
+        Logits* logits = nullptr;
+    };
+    std::span<const Canvas> canvases;
+};
+
+class Backend {
+  public:
+    virtual ~Backend() = default;
+    [[nodiscard]] virtual std::string_view name() const = 0;
+    [[nodiscard]] virtual Precision precision() const = 0;
+    [[nodiscard]] virtual std::size_t activation_bytes() const = 0;  // of one element of a Mat
+
+    // --- memory. Errors: io, when there is none left (with the number of bytes).
+    virtual Result<std::unique_ptr<Storage>> allocate(std::size_t bytes) = 0;
+    // The view behind `host` must outlive the weight: a backend may read it in place. Floating types.
+    virtual Result<std::unique_ptr<Weight>> prepare(const Tensor& host) = 0;
+    virtual Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) = 0;
+    // zt as given [rows, V]: scripted logits and recorded ones.
+    virtual void set_logits(Logits& logits, std::span<const float> zt) = 0;
+    virtual void download(const Mat& from, std::span<float> to) = 0;
+    virtual void upload(std::span<const float> from, const Mat& to) = 0;
+    virtual void fill_zero(const Mat& to) = 0;
+    virtual void copy(const Mat& from, const Mat& to) = 0;  // of equal shape
+
+    // --- the beginning of a pass
+    // out[i] = rb(table[ids[i]] * scale). ids are checked by the caller.
+    virtual void embed(std::span<const std::int32_t> ids, const Weight& table, float scale,
+                       const Mat& out) = 0;
+    // out = rb(rb(softmax(rb(zt)) table) * scale), the expected embedding of the previous pass
+    // (contract 6.1).
+    virtual void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) = 0;
+    // out = norm(rb(a + b)), without a weight: the input of the decoder's first layer. b without data counts
+    // as zero.
+    virtual void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) = 0;
+
+    // --- norms and projections
+    // out = rb(x * mean(x^2 + eps)^-1/2 * weight); weight null: the last product is left out. out may be x.
+    virtual void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) = 0;
+    // out = rb(residual + norm(x; weight)). out may be either.
+    virtual void norm_then_add(const Mat& x, const Weight& weight, float eps, const Mat& residual,
+                               const Mat& out) = 0;
+    // out [n, out] = rb(x [n, in] weight^T)
+    virtual void project(const Mat& x, const Weight& weight, const Mat& out) = 0;
+    // out = down(rb(rb(gelu(gate x)) * up x))
+    virtual void gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
+                           const Mat& out) = 0;
+
+    // --- attention
+    // In place, per head of D columns: norm over the head (weight null: without), then, unless `frequencies`
+    // is empty, rotate by position (split halves: component d turns with d + D/2). frequencies: [D/2];
+    // positions: [n].
+    virtual void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps,
+                            std::span<const float> frequencies, std::span<const std::int32_t> positions) = 0;
+    // Writes rows [first_row, first_row + rows) of k and v to the slots of positions `position`, `position` +
+    // 1, ...
+    virtual void store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
+                          std::int64_t position, int kv_heads, const KvPages& cache) = 0;
+    // softmax over a row's keys of q k^T (not divided by sqrt(D)), times v. Query head j reads kv head j *
+    // kv_heads / heads.
+    virtual void attention(const AttentionArgs& args) = 0;
+
+    // --- experts
+    virtual void route(const Mat& h, const RouterWeights& weights, const Routing& out) = 0;
+    // out[i] = sum over row i's experts e, in ascending id, of weight * down_e(rb(rb(gelu(gate_e x)) * up_e
+    // x)). gate_up: [E, 2 * width, H], the gate's rows first; down: [E, H, width].
+    virtual void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
+                         const Mat& out) = 0;
+    virtual void end_layer(const LayerEnd& args) = 0;
+
+    // --- the end of a pass
+    // z = softcap * tanh(rb(x table^T) / softcap), zt = z / T (a true division), and the statistics of every
+    // row.
+    virtual void head(const HeadArgs& args) = 0;
+
+    // --- the watch for NaN and infinity. Begin with the number of rows of the pass; then, stage after stage,
+    // each row of x that is not finite for the first time is marked with `stage`. marks: [rows], -1 for a
+    // sound row.
+    virtual void begin_watch(std::int64_t rows) = 0;
+    virtual void watch(const Mat& x, std::int32_t stage) = 0;
+    [[nodiscard]] virtual std::span<const std::int32_t> watched() = 0;
+};
+
+}  // namespace dgemma::backend

@@ -1,0 +1,95 @@
+// The CPU backends and what they share: f32 activations in host memory, weights read where the file mapping
+// left them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace dgemma::backend {
+
+// The strict scalar backend: the oracle every faster kernel is tested against. One thread, no vector code,
+// sums in double rounded once to f32.
+std::unique_ptr<Backend> make_reference_backend(Precision precision);
+
+// Threaded f32 kernels that the compiler vectorises.
+std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads);
+
+namespace cpu {
+
+class HostStorage final : public Storage {
+  public:
+    explicit HostStorage(std::size_t bytes) : buffer_(bytes) {}
+    void* data() override { return buffer_.data(); }
+    [[nodiscard]] std::size_t bytes() const override { return buffer_.size(); }
+
+  private:
+    Buffer buffer_;
+};
+
+// A view of the file's bytes; vectors are copied to f32 since every use wants them so.
+class HostWeight final : public Weight {
+  public:
+    explicit HostWeight(const Tensor& host);
+    [[nodiscard]] const Tensor& tensor() const { return tensor_; }
+    [[nodiscard]] const float* vector() const { return vector_.data(); }  // [n]; of one-dimensional weights
+
+  private:
+    Tensor tensor_;
+    std::vector<float> vector_;
+};
+
+class HostLogits final : public Logits {
+  public:
+    HostLogits(std::int64_t rows, std::int64_t vocab);
+    [[nodiscard]] std::int64_t rows() const override { return static_cast<std::int64_t>(stats_.size()); }
+    [[nodiscard]] std::int64_t vocab() const { return vocab_; }
+    [[nodiscard]] std::span<const RowStats> stats() const override { return stats_; }
+    [[nodiscard]] std::span<const float> row(int position) override;
+    [[nodiscard]] float* zt(std::int64_t r) { return zt_.data() + r * vocab_; }
+    [[nodiscard]] RowStats& stats_of(std::int64_t r) { return stats_[static_cast<std::size_t>(r)]; }
+
+  private:
+    std::int64_t vocab_;
+    std::vector<float> zt_;
+    std::vector<RowStats> stats_;
+};
+
+inline const HostWeight& host(const Weight& w) { return static_cast<const HostWeight&>(w); }
+inline float* f32(const Mat& m) { return static_cast<float*>(m.data); }
+inline float* row(const Mat& m, std::int64_t r) { return f32(m) + r * m.cols; }
+
+// Memory of the host, common to every CPU backend.
+class HostBackend : public Backend {
+  public:
+    explicit HostBackend(Precision precision) : precision_(precision) {}
+    [[nodiscard]] Precision precision() const override { return precision_; }
+    [[nodiscard]] std::size_t activation_bytes() const override { return sizeof(float); }
+    Result<std::unique_ptr<Storage>> allocate(std::size_t bytes) override;
+    Result<std::unique_ptr<Weight>> prepare(const Tensor& host) override;
+    Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) override;
+    void set_logits(Logits& logits, std::span<const float> zt) override;
+    void download(const Mat& from, std::span<float> to) override;
+    void upload(std::span<const float> from, const Mat& to) override;
+    void fill_zero(const Mat& to) override;
+    void copy(const Mat& from, const Mat& to) override;
+    void store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
+                  std::int64_t position, int kv_heads, const KvPages& cache) override;
+    void begin_watch(std::int64_t rows) override { marks_.assign(static_cast<std::size_t>(rows), -1); }
+    void watch(const Mat& x, std::int32_t stage) override;
+    [[nodiscard]] std::span<const std::int32_t> watched() override { return marks_; }
+
+  protected:
+    // rb of the contract: a rounding point of the bf16 profile.
+    [[nodiscard]] float rb(float x) const { return precision_ == Precision::bf16 ? round_bf16(x) : x; }
+
+  private:
+    Precision precision_;
+    std::vector<std::int32_t> marks_;  // of the pass under watch
+};
+
+}  // namespace cpu
+}  // namespace dgemma::backend

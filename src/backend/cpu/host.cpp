@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <new>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "backend/cpu/cpu.h"
+
+namespace dgemma::backend::cpu {
+
+HostWeight::HostWeight(const Tensor& host) : Weight(host.shape), tensor_(host) {
+    if (host.shape.size() == 1) vector_ = to_f32(host);
+}
+
+HostLogits::HostLogits(std::int64_t rows, std::int64_t vocab)
+    : vocab_(vocab), zt_(static_cast<std::size_t>(rows * vocab)), stats_(static_cast<std::size_t>(rows)) {}
+
+std::span<const float> HostLogits::row(int position) {
+    return {zt(position), static_cast<std::size_t>(vocab_)};
+}
+
+Result<std::unique_ptr<Storage>> HostBackend::allocate(std::size_t bytes) {
+    try {
+        return std::unique_ptr<Storage>(std::make_unique<HostStorage>(bytes));
+    } catch (const std::bad_alloc&) {
+        return Error{
+            ErrorKind::io,
+            fmt::format("no memory for {} more bytes of working space: use a shorter context", bytes)};
+    }
+}
+
+Result<std::unique_ptr<Weight>> HostBackend::prepare(const Tensor& host) {
+    if (host.type != Dtype::f32 && host.type != Dtype::bf16 && host.type != Dtype::f16) {
+        return Error{
+            ErrorKind::unsupported,
+            fmt::format("a weight of type {} cannot be computed with on the CPU: use f32, f16 or bf16",
+                        name_of(host.type))};
+    }
+    return std::unique_ptr<Weight>(std::make_unique<HostWeight>(host));
+}
+
+Result<std::unique_ptr<Logits>> HostBackend::make_logits(std::int64_t rows, std::int64_t vocab) {
+    try {
+        return std::unique_ptr<Logits>(std::make_unique<HostLogits>(rows, vocab));
+    } catch (const std::bad_alloc&) {
+        return Error{ErrorKind::io,
+                     fmt::format("no memory for the logits of {} rows of {} tokens", rows, vocab)};
+    }
+}
+
+void HostBackend::set_logits(Logits& logits, std::span<const float> zt) {
+    auto& own = static_cast<HostLogits&>(logits);
+    assert(static_cast<std::int64_t>(zt.size()) == own.rows() * own.vocab());
+    std::copy(zt.begin(), zt.end(), own.zt(0));
+}
+
+void HostBackend::download(const Mat& from, std::span<float> to) {
+    assert(static_cast<std::int64_t>(to.size()) == from.rows * from.cols);
+    std::copy_n(f32(from), to.size(), to.data());
+}
+
+void HostBackend::upload(std::span<const float> from, const Mat& to) {
+    assert(static_cast<std::int64_t>(from.size()) == to.rows * to.cols);
+    std::copy(from.begin(), from.end(), f32(to));
+}
+
+void HostBackend::fill_zero(const Mat& to) { std::fill_n(f32(to), to.rows * to.cols, 0.0f); }
+
+void HostBackend::copy(const Mat& from, const Mat& to) {
+    assert(from.rows == to.rows && from.cols == to.cols);
+    std::copy_n(f32(from), from.rows * from.cols, f32(to));
+}
+
+void HostBackend::store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
+                           std::int64_t position, int kv_heads, const KvPages& cache) {
+    const std::int64_t head_dim = k.cols / kv_heads;
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t slot = (position + r) % cache.capacity;
+        const auto page = static_cast<std::size_t>(slot / page_tokens);
+        for (int h = 0; h < kv_heads; ++h) {
+            const std::int64_t at = (h * page_tokens + slot % page_tokens) * head_dim;
+            const auto write = [&](const Mat& from, void* to) {
+                const float* source = row(from, first_row + r) + h * head_dim;
+                if (cache.type == Dtype::bf16) {
+                    auto* out = static_cast<std::uint16_t*>(to) + at;
+                    for (std::int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_bf16(source[d]);
+                } else {
+                    std::copy_n(source, head_dim, static_cast<float*>(to) + at);
+                }
+            };
+            write(k, cache.keys[page]);
+            write(v, cache.values[page]);
+        }
+    }
+}
+
+void HostBackend::watch(const Mat& x, std::int32_t stage) {
+    assert(x.rows == static_cast<std::int64_t>(marks_.size()));
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+        // Exponent bits all set: an integer test, which the compiler may vectorise where it may not reorder
+        // sums.
+        std::uint32_t broken = 0;
+        const float* values = row(x, r);
+        for (std::int64_t c = 0; c < x.cols; ++c) {
+            broken |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[c]) & 0x7F800000u) ==
+                                                 0x7F800000u);
+        }
+        std::int32_t& mark = marks_[static_cast<std::size_t>(r)];
+        if (broken != 0 && mark < 0) mark = stage;
+    }
+}
+
+}  // namespace dgemma::backend::cpu

@@ -1,0 +1,319 @@
+// The plain backend: f32, threaded, vectorised by the compiler. Every sum over K or over keys runs in
+// ascending order within its own row, so a row's bits depend neither on its neighbours nor on the threads.
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/plain_kernels.h"
+#include "backend/cpu/plain_products.h"
+#include "backend/cpu/rows.h"
+#include "base/thread_pool.h"
+
+namespace dgemma::backend {
+
+namespace cpu {
+
+const PlainKernels& choose_plain_kernels() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        return plain_avx512;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return plain_avx2;
+#endif
+    return plain_baseline;
+}
+
+}  // namespace cpu
+
+namespace {
+
+using namespace cpu;
+
+constexpr std::int64_t kRowGrain = 4;  // rows of elementwise work a thread takes at a time
+
+class PlainBackend final : public HostBackend {
+  public:
+    PlainBackend(Precision precision, int threads, const PlainKernels& kernels)
+        : HostBackend(precision),
+          bf16_(precision == Precision::bf16),
+          pool_(threads),
+          kernels_(kernels),
+          products_(kernels, pool_) {}
+
+    [[nodiscard]] std::string_view name() const override { return "plain"; }
+
+    void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
+        for_rows(out.rows, [&](std::int64_t r) {
+            load_f32(host(table).tensor(), ids[static_cast<std::size_t>(r)] * out.cols, out.cols,
+                     row(out, r));
+            for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(row(out, r)[c] * scale);
+        });
+    }
+
+    void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override {
+        auto& logits = static_cast<HostLogits&>(previous);
+        const std::int64_t vocab = logits.vocab();
+        const std::int64_t n = out.rows;
+        std::vector<float> top(static_cast<std::size_t>(n)), sum(top.size());
+        for_rows(n, [&](std::int64_t r) {
+            if (bf16_)
+                kernels_.round(logits.zt(r),
+                               vocab);  // the model gets bf16(z / T); nobody else reads it again
+            top[static_cast<std::size_t>(r)] = kernels_.max(logits.zt(r), vocab);
+            sum[static_cast<std::size_t>(r)] =
+                kernels_.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(r)]);
+        });
+        // The vocabulary in slices: probabilities of a slice for all rows, then their share of the product.
+        constexpr std::int64_t slice = 1024;
+        Panels panels(kernels_, n, slice);
+        std::vector<float> p(static_cast<std::size_t>(n * slice));
+        for (std::int64_t first = 0; first < vocab; first += slice) {
+            const std::int64_t count = std::min(slice, vocab - first);
+            for_rows(n, [&](std::int64_t r) {
+                float* to = p.data() + r * count;
+                std::copy_n(logits.zt(r) + first, count, to);
+                kernels_.exp_sum(to, count, top[static_cast<std::size_t>(r)]);
+                kernels_.divide(to, count, sum[static_cast<std::size_t>(r)], bf16_);
+            });
+            panels.pack(pool_, n, count, [&](std::int64_t r) { return p.data() + r * count; });
+            products_.times_rows(panels, n, count, host(table).tensor(), first, out.cols, f32(out),
+                                 first != 0);
+        }
+        for_rows(n, [&](std::int64_t r) {
+            for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(rb(row(out, r)[c]) * scale);
+        });
+    }
+
+    void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override {
+        for_rows(a.rows, [&](std::int64_t r) {
+            float* to = row(out, r);
+            for (std::int64_t c = 0; c < a.cols; ++c)
+                to[c] = rb(row(a, r)[c] + (b.data == nullptr ? 0.0f : row(b, r)[c]));
+            rms_norm_row(to, nullptr, a.cols, eps, bf16_, to);
+        });
+    }
+
+    void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) override {
+        const float* w = weight == nullptr ? nullptr : host(*weight).vector();
+        for_rows(x.rows,
+                 [&](std::int64_t r) { rms_norm_row(row(x, r), w, x.cols, eps, bf16_, row(out, r)); });
+    }
+
+    void norm_then_add(const Mat& x, const Weight& weight, float eps, const Mat& residual,
+                       const Mat& out) override {
+        for_rows(x.rows, [&](std::int64_t r) {
+            rms_norm_row(row(x, r), host(weight).vector(), x.cols, eps, bf16_, row(x, r));
+            for (std::int64_t c = 0; c < x.cols; ++c) row(out, r)[c] = rb(row(residual, r)[c] + row(x, r)[c]);
+        });
+    }
+
+    void project(const Mat& x, const Weight& weight, const Mat& out) override {
+        Panels panels(kernels_, x.rows, x.cols);
+        panels.pack(pool_, x.rows, x.cols, [&](std::int64_t r) { return row(x, r); });
+        const Product product{&panels, x.rows, &host(weight).tensor(), 0, x.cols, out.cols, f32(out)};
+        products_.run(std::span(&product, 1), bf16_);
+    }
+
+    void gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
+                   const Mat& out) override {
+        const std::int64_t width = gate.shape()[0];
+        std::vector<float> g(static_cast<std::size_t>(x.rows * width)), u(g.size());
+        Panels panels(kernels_, x.rows, std::max(x.cols, width));
+        panels.pack(pool_, x.rows, x.cols, [&](std::int64_t r) { return row(x, r); });
+        const Product both[] = {{&panels, x.rows, &host(gate).tensor(), 0, x.cols, width, g.data()},
+                                {&panels, x.rows, &host(up).tensor(), 0, x.cols, width, u.data()}};
+        products_.run(both, bf16_);
+        for_rows(x.rows, [&](std::int64_t r) {
+            kernels_.gelu_times(g.data() + r * width, u.data() + r * width, width, bf16_);
+        });
+        panels.pack(pool_, x.rows, width, [&](std::int64_t r) { return g.data() + r * width; });
+        const Product last{&panels, x.rows, &host(down).tensor(), 0, width, out.cols, f32(out)};
+        products_.run(std::span(&last, 1), bf16_);
+    }
+
+    void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps,
+                    std::span<const float> frequencies, std::span<const std::int32_t> positions) override {
+        const float* w = weight == nullptr ? nullptr : host(*weight).vector();
+        for_rows(x.rows, [&](std::int64_t r) {
+            for (std::int64_t c = 0; c < x.cols; c += head_dim)
+                rms_norm_row(row(x, r) + c, w, head_dim, eps, bf16_, row(x, r) + c);
+            if (frequencies.empty()) return;
+            rotate_row(row(x, r), x.cols, head_dim, frequencies.data(),
+                       positions[static_cast<std::size_t>(r)], bf16_);
+        });
+    }
+
+    void attention(const AttentionArgs& args) override { plain_attention(args, kernels_, pool_, bf16_); }
+
+    void route(const Mat& h, const RouterWeights& w, const Routing& out) override {
+        const std::int64_t experts = w.proj->shape()[0];
+        std::vector<float> a(static_cast<std::size_t>(h.rows * h.cols)),
+            z(static_cast<std::size_t>(h.rows * experts));
+        const float* scale = host(*w.scale).vector();
+        for_rows(h.rows, [&](std::int64_t r) {
+            float* x = a.data() + r * h.cols;
+            rms_norm_row(row(h, r), nullptr, h.cols, w.eps, bf16_, x);
+            for (std::int64_t c = 0; c < h.cols; ++c) x[c] = rb(rb(x[c] * scale[c]) * w.input_scale);
+        });
+        Panels panels(kernels_, h.rows, h.cols);
+        panels.pack(pool_, h.rows, h.cols, [&](std::int64_t r) { return a.data() + r * h.cols; });
+        const Product product{&panels, h.rows, &host(*w.proj).tensor(), 0, h.cols, experts, z.data()};
+        products_.run(std::span(&product, 1), bf16_);
+        for_rows(h.rows, [&](std::int64_t r) {
+            float* p = z.data() + r * experts;
+            choose_experts(p, experts, host(*w.per_expert_scale).vector(), out.ids.cols,
+                           static_cast<std::int32_t*>(out.ids.data) + r * out.ids.cols, row(out.weights, r));
+            if (out.probabilities.data != nullptr) std::copy_n(p, experts, row(out.probabilities, r));
+        });
+    }
+
+    void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
+                 const Mat& out) override {
+        const std::int64_t count = gate_up.shape()[0];
+        const std::int64_t width = down.shape()[2];
+        const std::int64_t hidden = x.cols;
+        const std::int64_t k = routing.ids.cols;
+        const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+
+        // The (row, choice) pairs sorted by expert; within one expert by row.
+        std::vector<std::int64_t> first(static_cast<std::size_t>(count + 1));
+        for (std::int64_t i = 0; i < x.rows * k; ++i) ++first[static_cast<std::size_t>(ids[i] + 1)];
+        for (std::size_t e = 0; e < static_cast<std::size_t>(count); ++e) first[e + 1] += first[e];
+        std::vector<std::int64_t> pairs(static_cast<std::size_t>(x.rows * k));
+        std::vector<std::int64_t> next(first.begin(), first.end() - 1);
+        for (std::int64_t i = 0; i < x.rows * k; ++i)
+            pairs[static_cast<std::size_t>(next[static_cast<std::size_t>(ids[i])]++)] = i;
+
+        std::vector<float> gu(static_cast<std::size_t>(x.rows * k * 2 * width)),
+            act(static_cast<std::size_t>(x.rows * k * width));
+        std::vector<float> y(static_cast<std::size_t>(x.rows * k * hidden));
+        std::vector<Panels> panels;
+        std::vector<Product> products;
+        std::vector<std::int64_t> used;
+        for (std::int64_t e = 0; e < count; ++e) {
+            const std::int64_t begin = first[static_cast<std::size_t>(e)];
+            const std::int64_t rows = first[static_cast<std::size_t>(e + 1)] - begin;
+            if (rows == 0) continue;
+            panels.emplace_back(kernels_, rows, std::max(hidden, width));
+            used.push_back(e);
+        }
+        const auto pack = [&](std::int64_t cols, auto source) {
+            pool_.parallel_for(
+                static_cast<std::int64_t>(used.size()), 1, [&](std::int64_t from, std::int64_t to) {
+                    for (std::int64_t i = from; i < to; ++i) {
+                        const std::int64_t begin =
+                            first[static_cast<std::size_t>(used[static_cast<std::size_t>(i)])];
+                        const std::int64_t rows =
+                            first[static_cast<std::size_t>(used[static_cast<std::size_t>(i)] + 1)] - begin;
+                        panels[static_cast<std::size_t>(i)].pack_here(
+                            rows, cols, [&](std::int64_t r) { return source(begin + r); });
+                    }
+                });
+        };
+        const auto multiply = [&](const Weight& bank, std::int64_t ins, std::int64_t outs, float* to) {
+            products.clear();
+            for (std::size_t i = 0; i < used.size(); ++i) {
+                const std::int64_t begin = first[static_cast<std::size_t>(used[i])];
+                const std::int64_t rows = first[static_cast<std::size_t>(used[i] + 1)] - begin;
+                products.push_back({&panels[i], rows, &host(bank).tensor(), used[i] * ins * outs, ins, outs,
+                                    to + begin * outs});
+            }
+            products_.run(products, bf16_);
+        };
+        pack(hidden, [&](std::int64_t p) { return row(x, pairs[static_cast<std::size_t>(p)] / k); });
+        multiply(gate_up, hidden, 2 * width, gu.data());
+        for_rows(x.rows * k, [&](std::int64_t p) {
+            float* gate = gu.data() + p * 2 * width;
+            kernels_.gelu_times(gate, gate + width, width, bf16_);
+        });
+        pack(width, [&](std::int64_t p) { return gu.data() + p * 2 * width; });
+        multiply(down, width, hidden, y.data());
+
+        // Back to the rows: each row's choices stand in ascending id, and are added in that order.
+        std::vector<std::int64_t> place(pairs.size());
+        for (std::size_t p = 0; p < pairs.size(); ++p)
+            place[static_cast<std::size_t>(pairs[p])] = static_cast<std::int64_t>(p);
+        for_rows(x.rows, [&](std::int64_t r) {
+            float* to = row(out, r);
+            std::fill_n(to, hidden, 0.0f);
+            for (std::int64_t i = 0; i < k; ++i) {
+                const float* from = y.data() + place[static_cast<std::size_t>(r * k + i)] * hidden;
+                const float weight = row(routing.weights, r)[i];
+                for (std::int64_t c = 0; c < hidden; ++c) to[c] = rb(to[c] + rb(from[c] * weight));
+            }
+        });
+    }
+
+    void end_layer(const LayerEnd& a) override {
+        const std::int64_t n = a.residual.cols;
+        const float scalar = host(*a.scalar).vector()[0];
+        for_rows(a.residual.rows, [&](std::int64_t r) {
+            float* d = row(a.dense, r);
+            float* m = row(a.sparse, r);
+            rms_norm_row(d, host(*a.dense_norm).vector(), n, a.eps, bf16_, d);
+            rms_norm_row(m, host(*a.sparse_norm).vector(), n, a.eps, bf16_, m);
+            for (std::int64_t c = 0; c < n; ++c) d[c] = rb(d[c] + m[c]);
+            rms_norm_row(d, host(*a.norm).vector(), n, a.eps, bf16_, m);
+            for (std::int64_t c = 0; c < n; ++c)
+                row(a.out, r)[c] = rb(rb(row(a.residual, r)[c] + m[c]) * scalar);
+        });
+    }
+
+    void head(const HeadArgs& a) override {
+        Panels panels(kernels_, a.x.rows, a.x.cols);
+        for (const HeadArgs::Canvas& canvas : a.canvases) {
+            auto& logits = static_cast<HostLogits&>(*canvas.logits);
+            const std::int64_t vocab = logits.vocab();
+            panels.pack(pool_, canvas.rows, a.x.cols,
+                        [&](std::int64_t r) { return row(a.x, canvas.first_row + r); });
+            const Product product{&panels, canvas.rows, &host(*a.table).tensor(), 0, a.x.cols,
+                                  vocab,   logits.zt(0)};
+            products_.run(std::span(&product, 1), bf16_);
+            for_rows(canvas.rows, [&](std::int64_t r) {
+                kernels_.softcap(logits.zt(r), vocab, a.softcap, canvas.temperature);
+                logits.stats_of(r) = row_stats(logits.zt(r), vocab);
+            });
+        }
+    }
+
+  private:
+    template <class F>
+    void for_rows(std::int64_t rows, F f) {
+        pool_.parallel_for(rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t r = begin; r < end; ++r) f(r);
+        });
+    }
+
+    [[nodiscard]] RowStats row_stats(const float* zt, std::int64_t n) const {
+        std::uint32_t broken = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+            std::uint32_t bits;
+            std::memcpy(&bits, zt + i, 4);
+            broken |= static_cast<std::uint32_t>((bits & 0x7F800000u) == 0x7F800000u);
+        }
+        if (broken != 0) return {.finite = false};
+        RowStats s;
+        s.max = kernels_.max(zt, n);
+        s.argmax = static_cast<std::int32_t>(std::find(zt, zt + n, s.max) - zt);  // the lowest id on ties
+        s.log_sum_exp = s.max + std::log(kernels_.sum_exp(zt, n, s.max));
+        s.entropy = kernels_.entropy(zt, n, s.log_sum_exp);
+        return s;
+    }
+
+    bool bf16_;
+    ThreadPool pool_;
+    const PlainKernels& kernels_;
+    Products products_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads) {
+    return std::make_unique<PlainBackend>(precision, threads, cpu::choose_plain_kernels());
+}
+
+}  // namespace dgemma::backend

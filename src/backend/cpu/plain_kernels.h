@@ -1,0 +1,46 @@
+// The inner loops of the plain backend, compiled once per instruction set from the same source. The right
+// table is chosen at run time. Only raw pointers cross this border: code compiled for a newer machine must
+// not leak into functions that an older one runs.
+#pragma once
+
+#include <cstdint>
+
+namespace dgemma::backend::cpu {
+
+struct PlainKernels {
+    const char* name;
+    int rows;  // of a panel of x
+    int cols;  // of a tile of the weight; divides page_tokens
+
+    // c [rows, cols] (leading dimension ldc) = or += sum over k, ascending, of a[k][rows] * b[k * ldb + col].
+    void (*tile)(std::int64_t k, const float* a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
+                 bool add);
+
+    // gate[i] = rb(rb(gelu(gate[i])) * up[i])
+    void (*gelu_times)(float* gate, const float* up, std::int64_t n, bool bf16);
+    // x[i] = softcap * tanh(x[i] / softcap) / temperature
+    void (*softcap)(float* x, std::int64_t n, float softcap, float temperature);
+    // x[i] = rb(x[i])
+    void (*round)(float* x, std::int64_t n);
+
+    float (*max)(const float* x, std::int64_t n);
+    // x[i] = exp(x[i] - shift); returns the sum. Lanes are counted from x[0].
+    float (*exp_sum)(float* x, std::int64_t n, float shift);
+    // The sum of exp(x[i] - shift), without writing.
+    float (*sum_exp)(const float* x, std::int64_t n, float shift);
+    // -sum of exp(l) * l with l = x[i] - log_sum_exp
+    float (*entropy)(const float* x, std::int64_t n, float log_sum_exp);
+    // x[i] = rb(x[i] / divisor)
+    void (*divide)(float* x, std::int64_t n, float divisor, bool bf16);
+};
+
+extern const PlainKernels plain_baseline;
+#if defined(__x86_64__)
+extern const PlainKernels plain_avx2;
+extern const PlainKernels plain_avx512;
+#endif
+
+// The best table for this machine.
+const PlainKernels& choose_plain_kernels();
+
+}  // namespace dgemma::backend::cpu

@@ -1,0 +1,195 @@
+// The source of one table of plain kernels. The including file says how wide a vector is and how large a
+// tile:
+//   DGEMMA_LANES (floats in a vector), DGEMMA_PANEL (rows of a tile), DGEMMA_VECTORS (vectors in a tile's
+//   row), DGEMMA_TABLE (name of the table), DGEMMA_ISA (its name as a string).
+#include <cmath>
+#include <cstring>
+
+#include "backend/cpu/plain_kernels.h"
+
+namespace dgemma::backend::cpu {
+namespace {
+
+constexpr int kLanes = DGEMMA_LANES;
+constexpr int kPanel = DGEMMA_PANEL;
+constexpr int kVectors = DGEMMA_VECTORS;
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef std::int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef std::uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
+
+inline Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+}
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
+inline Vec splat(float x) { return Vec{} + x; }
+
+// The first n < kLanes elements, `fill` behind them.
+inline Vec load_part(const float* p, std::int64_t n, float fill) {
+    Vec v = splat(fill);
+    std::memcpy(&v, p, static_cast<std::size_t>(n) * 4);
+    return v;
+}
+inline void store_part(float* p, Vec v, std::int64_t n) {
+    std::memcpy(p, &v, static_cast<std::size_t>(n) * 4);
+}
+
+inline Vec rb(Vec x) {
+    const UintVec bits = (UintVec)x;
+    const UintVec up = (bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u;
+    const UintVec nan = (UintVec)((bits & 0x7FFFFFFFu) > 0x7F800000u);
+    return (Vec)((nan & (bits | 0x00400000u) & 0xFFFF0000u) | (~nan & up));
+}
+
+// e^x by splitting off a power of two and a Taylor polynomial of the rest (|r| <= ln 2 / 2, error below
+// 1e-8).
+inline Vec exp(Vec x) {
+    const Vec low = splat(-87.0f);
+    const Vec high = splat(88.0f);
+    const IntVec zero = x < low;
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const Vec n = (x * 1.44269504088896341f + magic) - magic;
+    const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Vec p = splat(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
+    return (Vec)((IntVec)(p * (Vec)power) & ~zero);
+}
+
+// Below 0.3 the odd Taylor series (error below 1e-9 of x), above it (1 - t) / (1 + t) with t = e^(-2|x|).
+inline Vec tanh(Vec x) {
+    const Vec a = x < 0.0f ? -x : x;
+    const Vec t = exp(a * -2.0f);
+    const Vec large = (1.0f - t) / (1.0f + t);
+    const Vec z = x * x;
+    Vec p = splat(-1382.0f / 155925);
+    p = p * z + 62.0f / 2835;
+    p = p * z + -17.0f / 315;
+    p = p * z + 2.0f / 15;
+    p = p * z + -1.0f / 3;
+    const Vec small = x + x * z * p;
+    return a < 0.3f ? small : (x < 0.0f ? -large : large);
+}
+
+inline Vec gelu(Vec x) { return 0.5f * x * (1.0f + tanh(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+
+// The lanes' sum as a fixed tree.
+inline float sum_of(Vec v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    }
+    return lanes[0];
+}
+
+// f(vector) over all of x in place.
+template <class F>
+inline void map(float* x, std::int64_t n, F f) {
+    std::int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(x + i, f(load(x + i)));
+    if (i < n) store_part(x + i, f(load_part(x + i, n - i, 0.0f)), n - i);
+}
+
+void tile(std::int64_t k, const float* a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
+          bool add) {
+    Vec acc[kPanel][kVectors];
+    for (int r = 0; r < kPanel; ++r) {
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = add ? load(c + r * ldc + v * kLanes) : Vec{};
+    }
+    for (std::int64_t i = 0; i < k; ++i) {
+        Vec w[kVectors];
+        for (int v = 0; v < kVectors; ++v) w[v] = load(b + i * ldb + v * kLanes);
+        for (int r = 0; r < kPanel; ++r) {
+            for (int v = 0; v < kVectors; ++v) acc[r][v] += a[i * kPanel + r] * w[v];
+        }
+    }
+    for (int r = 0; r < kPanel; ++r) {
+        for (int v = 0; v < kVectors; ++v) store(c + r * ldc + v * kLanes, acc[r][v]);
+    }
+}
+
+void gelu_times(float* gate, const float* up, std::int64_t n, bool bf16) {
+    const auto one = [bf16](Vec g, Vec u) { return bf16 ? rb(rb(gelu(g)) * u) : gelu(g) * u; };
+    std::int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(gate + i, one(load(gate + i), load(up + i)));
+    if (i < n) store_part(gate + i, one(load_part(gate + i, n - i, 0), load_part(up + i, n - i, 0)), n - i);
+}
+
+void softcap(float* x, std::int64_t n, float cap, float temperature) {
+    map(x, n, [=](Vec v) { return cap * tanh(v / cap) / temperature; });
+}
+
+void round(float* x, std::int64_t n) { map(x, n, rb); }
+
+float max(const float* x, std::int64_t n) {
+    Vec top = splat(-INFINITY);
+    std::int64_t i = 0;
+    for (; i < n; i += kLanes) {
+        const Vec v = i + kLanes <= n ? load(x + i) : load_part(x + i, n - i, -INFINITY);
+        top = v > top ? v : top;
+    }
+    float best = top[0];
+    for (int l = 1; l < kLanes; ++l) best = top[l] > best ? top[l] : best;
+    return best;
+}
+
+float exp_sum(float* x, std::int64_t n, float shift) {
+    Vec sum{};
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        if (i + kLanes <= n) {
+            const Vec e = exp(load(x + i) - shift);
+            sum += e;
+            store(x + i, e);
+        } else {
+            const Vec e = exp(load_part(x + i, n - i, -INFINITY) - shift);
+            sum += e;
+            store_part(x + i, e, n - i);
+        }
+    }
+    return sum_of(sum);
+}
+
+float sum_exp(const float* x, std::int64_t n, float shift) {
+    Vec sum{};
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        sum += exp((i + kLanes <= n ? load(x + i) : load_part(x + i, n - i, -INFINITY)) - shift);
+    }
+    return sum_of(sum);
+}
+
+float entropy(const float* x, std::int64_t n, float log_sum_exp) {
+    Vec sum{};
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        // The fill is finite: its probability is zero, and zero times it is zero.
+        const Vec l =
+            (i + kLanes <= n ? load(x + i) : load_part(x + i, n - i, log_sum_exp - 1000.0f)) - log_sum_exp;
+        sum -= exp(l) * l;
+    }
+    return sum_of(sum);
+}
+
+void divide(float* x, std::int64_t n, float divisor, bool bf16) {
+    if (bf16) {
+        map(x, n, [=](Vec v) { return rb(v / divisor); });
+    } else {
+        map(x, n, [=](Vec v) { return v / divisor; });
+    }
+}
+
+}  // namespace
+
+const PlainKernels DGEMMA_TABLE = {DGEMMA_ISA, kPanel, kVectors* kLanes, tile,    gelu_times, softcap,
+                                   round,      max,    exp_sum,          sum_exp, entropy,    divide};
+
+}  // namespace dgemma::backend::cpu

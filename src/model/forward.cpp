@@ -1,0 +1,294 @@
+#include "model/forward.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include <fmt/core.h>
+
+namespace dgemma::model {
+
+using backend::Mat;
+
+// Where the rows of a call come from and what each of them sees.
+struct Model::Rows {
+    std::int64_t count = 0;
+    std::vector<std::int32_t> positions;                          // [n]
+    std::vector<std::int32_t> full_begin, window_begin, key_end;  // [n], absolute key positions
+    std::vector<const KvCache*> caches;                           // [segments]
+    std::vector<backend::AttentionSegment> segments;
+    bool store = false;  // encoder: keys and values go to the cache, and attention reads them there
+};
+
+Model::Model(const Config& config, Weights weights, backend::Backend& backend)
+    : config_(config),
+      weights_(std::move(weights)),
+      backend_(backend),
+      router_input_scale_(static_cast<float>(std::pow(static_cast<double>(config.text.hidden_size), -0.5))) {}
+
+Status Model::encode(KvCache& cache, std::span<const std::int32_t> ids, Probe* probe) {
+    for (std::size_t done = 0; done < ids.size();) {
+        const std::size_t count = std::min(ids.size() - done, static_cast<std::size_t>(cache.chunk()));
+        const Prompt piece{&cache, ids.subspan(done, count)};
+        DGEMMA_CHECK(encode(std::span(&piece, 1), probe));
+        done += count;
+    }
+    return {};
+}
+
+Status Model::encode(std::span<const Prompt> prompts, Probe* probe) {
+    Rows rows;
+    rows.store = true;
+    std::vector<std::int32_t> ids;
+    for (const Prompt& p : prompts) {
+        const std::int64_t start = p.cache->length();
+        const auto count = static_cast<std::int64_t>(p.ids.size());
+        assert(count <= p.cache->chunk());
+        DGEMMA_CHECK(p.cache->reserve(start + count));
+        rows.segments.push_back({.first_row = rows.count, .rows = count, .cache = {}});
+        rows.caches.push_back(p.cache);
+        for (std::int64_t i = 0; i < count; ++i) {
+            const std::int64_t position = start + i;
+            rows.positions.push_back(static_cast<std::int32_t>(position));
+            rows.full_begin.push_back(0);
+            rows.window_begin.push_back(static_cast<std::int32_t>(
+                std::max<std::int64_t>(0, position - config_.text.sliding_window + 1)));
+            rows.key_end.push_back(static_cast<std::int32_t>(position + 1));
+            const std::int32_t id = p.ids[static_cast<std::size_t>(i)];
+            ids.push_back(id == config_.image_id ? config_.pad_id
+                                                 : id);  // always, also without an image (5.1)
+        }
+        rows.count += count;
+    }
+    if (rows.count == 0) return {};
+    DGEMMA_CHECK(prepare_workspace(rows.count));
+    backend_.begin_watch(rows.count);
+
+    backend_.embed(ids, *weights_.embedding, weights_.embedding_scale, x_);
+    show(probe, Probe::Stage::input, -1, x_);
+    for (std::size_t l = 0; l < weights_.layers.size(); ++l)
+        layer(l, rows, weights_.layers[l].encoder_scalar, probe);
+    if (probe != nullptr) {  // inference never needs the encoder's final norm
+        backend_.rms_norm(x_, weights_.final_norm.get(), config_.text.rms_eps, normed_);
+        show(probe, Probe::Stage::hidden, -1, normed_);
+    }
+
+    // A broken key or value breaks its own row's output in the same layer, so the rows tell about the cache
+    // too.
+    const std::span<const std::int32_t> marks = backend_.watched();
+    for (std::size_t r = 0; r < marks.size(); ++r) {
+        if (marks[r] >= 0) {
+            return Error{
+                ErrorKind::non_finite,
+                fmt::format("the prompt pass produced a NaN or an infinity in layer {} at position {}: the "
+                            "checkpoint's weights are damaged or overflow",
+                            marks[r], rows.positions[r])};
+        }
+    }
+    for (const Prompt& p : prompts)
+        p.cache->commit(p.cache->length() + static_cast<std::int64_t>(p.ids.size()));
+    return {};
+}
+
+Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
+    Rows rows;
+    std::vector<std::int32_t> ids;
+    std::vector<backend::HeadArgs::Canvas> heads;
+    bool self_conditioned = false;
+    for (const Canvas& c : canvases) {
+        const std::int64_t start = c.cache->length();
+        const auto count = static_cast<std::int64_t>(c.ids.size());
+        rows.segments.push_back(
+            {.first_row = rows.count, .rows = count, .cache = {}, .canvas_position = start});
+        rows.caches.push_back(c.cache);
+        for (std::int64_t i = 0; i < count; ++i) {
+            rows.positions.push_back(static_cast<std::int32_t>(start + i));
+            rows.full_begin.push_back(0);
+            // The same window - 1 cached keys for every row of the canvas: anchored at the block (6.3).
+            rows.window_begin.push_back(static_cast<std::int32_t>(
+                std::max<std::int64_t>(0, start - config_.text.sliding_window + 1)));
+            rows.key_end.push_back(static_cast<std::int32_t>(start + count));
+        }
+        ids.insert(ids.end(), c.ids.begin(), c.ids.end());
+        heads.push_back(
+            {.first_row = rows.count, .rows = count, .temperature = c.temperature, .logits = c.logits});
+        self_conditioned |= c.self_condition;
+        rows.count += count;
+    }
+    if (rows.count == 0) return {};
+    DGEMMA_CHECK(prepare_workspace(rows.count));
+    backend_.begin_watch(rows.count);
+    const float eps = config_.text.rms_eps;
+
+    // Self-conditioned input (6.1). Without a previous pass s is zero, the branch gives exactly zero and is
+    // skipped; the norm that follows is not.
+    backend_.embed(ids, *weights_.embedding, weights_.embedding_scale, x_);
+    if (self_conditioned) {
+        for (std::size_t i = 0; i < canvases.size(); ++i) {
+            const backend::AttentionSegment& s = rows.segments[i];
+            const std::size_t row_bytes =
+                static_cast<std::size_t>(branch_.cols) * backend_.activation_bytes();
+            const Mat soft{
+                static_cast<std::byte*>(branch_.data) + static_cast<std::size_t>(s.first_row) * row_bytes,
+                s.rows, branch_.cols};
+            if (canvases[i].self_condition) {
+                backend_.soft_embed(*canvases[i].logits, *weights_.embedding, weights_.embedding_scale, soft);
+            } else {
+                backend_.fill_zero(soft);
+            }
+        }
+        backend_.rms_norm(branch_, weights_.sc_pre_norm.get(), eps, normed_);
+        backend_.gated_mlp(normed_, *weights_.sc_gate, *weights_.sc_up, *weights_.sc_down, branch_);
+        backend_.add_then_norm(x_, branch_, eps, x_);
+    } else {
+        backend_.add_then_norm(x_, {}, eps, x_);
+    }
+    show(probe, Probe::Stage::input, -1, x_);
+
+    for (std::size_t l = 0; l < weights_.layers.size(); ++l)
+        layer(l, rows, weights_.layers[l].decoder_scalar, probe);
+
+    backend_.rms_norm(x_, weights_.final_norm.get(), eps, normed_);
+    show(probe, Probe::Stage::hidden, -1, normed_);
+    backend_.head({.x = normed_,
+                   .table = weights_.embedding.get(),
+                   .softcap = config_.text.final_softcap,
+                   .canvases = heads});
+
+    const std::span<const std::int32_t> marks = backend_.watched();
+    for (std::size_t i = 0; i < canvases.size(); ++i) {
+        canvases[i].broken_layer.reset();
+        const backend::AttentionSegment& s = rows.segments[i];
+        for (std::int64_t r = s.first_row; r < s.first_row + s.rows; ++r) {
+            const std::int32_t mark = marks[static_cast<std::size_t>(r)];
+            if (mark >= 0) canvases[i].broken_layer = std::min(mark, canvases[i].broken_layer.value_or(mark));
+        }
+    }
+    return {};
+}
+
+// Section 4, from x_ to x_.
+void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Probe* probe) {
+    const LayerConfig& kind = config_.text.layers[l];
+    const LayerWeights& w = weights_.layers[l];
+    const float eps = config_.text.rms_eps;
+    const auto number = static_cast<int>(l);
+    const std::int64_t n = rows.count;
+    const Mat q{q_.data, n, static_cast<std::int64_t>(config_.text.heads) * kind.head_dim};
+    const Mat k{k_.data, n, static_cast<std::int64_t>(kind.kv_heads) * kind.head_dim};
+    const Mat v{v_.data, n, k.cols};
+    const Mat attended{heads_.data, n, q.cols};
+
+    backend_.rms_norm(x_, w.input_norm.get(), eps, normed_);
+    backend_.project(normed_, *w.q_proj, q);
+    backend_.project(normed_, *w.k_proj, k);
+    if (w.v_proj != nullptr) {
+        backend_.project(normed_, *w.v_proj, v);
+    } else {
+        backend_.copy(k,
+                      v);  // full layers: the value is the raw key projection, before its norm and rotation
+    }
+    backend_.norm_heads(q, kind.head_dim, w.q_norm.get(), eps, w.frequencies, rows.positions);
+    backend_.norm_heads(k, kind.head_dim, w.k_norm.get(), eps, w.frequencies, rows.positions);
+    backend_.norm_heads(v, kind.head_dim, nullptr, eps, {}, {});
+
+    std::vector<backend::AttentionSegment> segments = rows.segments;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        segments[i].cache = rows.caches[i]->layer(l);
+        if (rows.store) {
+            const std::int64_t position = rows.positions[static_cast<std::size_t>(segments[i].first_row)];
+            backend_.store_kv(k, v, segments[i].first_row, segments[i].rows, position, kind.kv_heads,
+                              segments[i].cache);
+        }
+    }
+    backend_.attention({.q = q,
+                        .k = k,
+                        .v = v,
+                        .segments = segments,
+                        .key_begin = kind.kind == LayerKind::sliding ? rows.window_begin : rows.full_begin,
+                        .key_end = rows.key_end,
+                        .heads = config_.text.heads,
+                        .kv_heads = kind.kv_heads,
+                        .head_dim = kind.head_dim,
+                        .out = attended});
+    backend_.project(attended, *w.o_proj, branch_);
+    show(probe, Probe::Stage::attention, number, branch_);
+    backend_.norm_then_add(branch_, *w.post_attention_norm, eps, x_, x_);  // x_ is h from here on
+
+    // Both branches start from h.
+    backend_.rms_norm(x_, w.dense_pre_norm.get(), eps, normed_);
+    backend_.gated_mlp(normed_, *w.gate_proj, *w.up_proj, *w.down_proj, branch_);
+    show(probe, Probe::Stage::dense, number, branch_);
+
+    const backend::Routing routing{expert_ids_, expert_weights_, probe != nullptr ? probabilities_ : Mat{}};
+    backend_.route(
+        x_, {w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(), router_input_scale_, eps},
+        routing);
+    show(probe, Probe::Stage::router, number, routing.probabilities);
+    backend_.rms_norm(x_, w.experts_pre_norm.get(), eps, normed_);
+    backend_.experts(normed_, routing, *w.gate_up, *w.expert_down, sparse_);
+    show(probe, Probe::Stage::experts, number, sparse_);
+
+    backend_.end_layer({.residual = x_,
+                        .dense = branch_,
+                        .sparse = sparse_,
+                        .dense_norm = w.dense_post_norm.get(),
+                        .sparse_norm = w.experts_post_norm.get(),
+                        .norm = w.post_norm.get(),
+                        .scalar = scalar.get(),
+                        .eps = eps,
+                        .out = x_});
+    backend_.watch(x_, number);
+    show(probe, Probe::Stage::layer, number, x_);
+}
+
+void Model::show(Probe* probe, Probe::Stage stage, int layer, const Mat& values) {
+    if (probe == nullptr) return;
+    std::vector<float> copy(static_cast<std::size_t>(values.rows * values.cols));
+    backend_.download(values, copy);
+    probe->see(stage, layer, copy);
+}
+
+Status Model::prepare_workspace(std::int64_t rows) {
+    const TextConfig& t = config_.text;
+    std::int64_t q = 0, kv = 0;
+    for (const LayerConfig& layer : t.layers) {
+        q = std::max<std::int64_t>(q, static_cast<std::int64_t>(t.heads) * layer.head_dim);
+        kv = std::max<std::int64_t>(kv, static_cast<std::int64_t>(layer.kv_heads) * layer.head_dim);
+    }
+    // Routing is int32 and f32 whatever the activations are.
+    const std::size_t element = backend_.activation_bytes();
+    struct Slot {
+        Mat* mat;
+        std::int64_t cols;
+        std::size_t bytes;
+    };
+    const Slot slots[] = {{&x_, t.hidden_size, element},
+                          {&normed_, t.hidden_size, element},
+                          {&q_, q, element},
+                          {&k_, kv, element},
+                          {&v_, kv, element},
+                          {&heads_, q, element},
+                          {&branch_, t.hidden_size, element},
+                          {&sparse_, t.hidden_size, element},
+                          {&expert_ids_, t.top_k, 4},
+                          {&expert_weights_, t.top_k, 4},
+                          {&probabilities_, t.experts, 4}};
+    if (rows > capacity_) {
+        memory_.clear();
+        capacity_ = 0;
+        for (const Slot& s : slots) {
+            DGEMMA_TRY(auto memory, backend_.allocate(static_cast<std::size_t>(rows * s.cols) * s.bytes));
+            s.mat->data = memory->data();
+            memory_.push_back(std::move(memory));
+        }
+        capacity_ = rows;
+    }
+    for (const Slot& s : slots) {
+        s.mat->rows = rows;
+        s.mat->cols = s.cols;
+    }
+    return {};
+}
+
+}  // namespace dgemma::model

@@ -1,0 +1,102 @@
+#include "model/weights.h"
+
+#include <cmath>
+#include <string>
+
+#include <fmt/core.h>
+
+#include "model/tensor_list.h"
+
+namespace dgemma::model {
+
+std::vector<float> rotary_frequencies(const LayerConfig& layer) {
+    std::vector<float> out(static_cast<std::size_t>(layer.head_dim / 2));
+    for (int i = 0; i < layer.rotated_pairs; ++i) {
+        // The exponent counts over the whole head, also where only part of it rotates.
+        const float exponent = static_cast<float>(2 * i) / static_cast<float>(layer.head_dim);
+        out[static_cast<std::size_t>(i)] = 1.0f / std::pow(layer.rope_theta, exponent);
+    }
+    return out;
+}
+
+namespace {
+
+// Takes tensors by name out of the checkpoint and hands them to the backend.
+class Loader {
+  public:
+    Loader(const files::Checkpoint& checkpoint, backend::Backend& backend)
+        : checkpoint_(checkpoint), backend_(backend) {}
+
+    Status take(WeightPtr& to, const std::string& name, std::string_view alternative = {}) {
+        const Tensor* tensor = checkpoint_.find(name);
+        if (tensor == nullptr && !alternative.empty()) tensor = checkpoint_.find(alternative);
+        if (tensor == nullptr) {
+            return Error{ErrorKind::invalid,
+                         fmt::format("tensor {} is missing from {}", name, checkpoint_.path().string())};
+        }
+        DGEMMA_TRY(to, backend_.prepare(*tensor));
+        return {};
+    }
+
+  private:
+    const files::Checkpoint& checkpoint_;
+    backend::Backend& backend_;
+};
+
+}  // namespace
+
+Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& config,
+                             backend::Backend& backend, const WeightOptions& options) {
+    DGEMMA_CHECK(check_tensors(config, checkpoint));
+    Loader load(checkpoint, backend);
+    Weights w;
+    const std::string decoder = "model.decoder.";
+    DGEMMA_CHECK(load.take(w.embedding, decoder + "embed_tokens.weight"));
+    DGEMMA_CHECK(load.take(w.final_norm, decoder + "norm.weight"));
+    DGEMMA_CHECK(load.take(w.sc_pre_norm, decoder + "self_conditioning.pre_norm.weight"));
+    DGEMMA_CHECK(load.take(w.sc_gate, decoder + "self_conditioning.gate_proj.weight"));
+    DGEMMA_CHECK(load.take(w.sc_up, decoder + "self_conditioning.up_proj.weight"));
+    DGEMMA_CHECK(load.take(w.sc_down, decoder + "self_conditioning.down_proj.weight"));
+    w.embedding_scale = std::sqrt(static_cast<float>(config.text.hidden_size));
+    if (checkpoint.find(decoder + "embed_tokens.weight")->type == Dtype::bf16)
+        w.embedding_scale = round_bf16(w.embedding_scale);
+
+    for (std::size_t l = 0; l < config.text.layers.size(); ++l) {
+        const LayerConfig& layer = config.text.layers[l];
+        const std::string p = fmt::format("{}layers.{}.", decoder, l);
+        LayerWeights& to = w.layers.emplace_back();
+        DGEMMA_CHECK(load.take(to.input_norm, p + "input_layernorm.weight"));
+        DGEMMA_CHECK(load.take(to.q_proj, p + "self_attn.q_proj.weight"));
+        DGEMMA_CHECK(load.take(to.k_proj, p + "self_attn.k_proj.weight"));
+        if (layer.kind == LayerKind::sliding)
+            DGEMMA_CHECK(load.take(to.v_proj, p + "self_attn.v_proj.weight"));
+        DGEMMA_CHECK(load.take(to.o_proj, p + "self_attn.o_proj.weight"));
+        DGEMMA_CHECK(load.take(to.q_norm, p + "self_attn.q_norm.weight"));
+        DGEMMA_CHECK(load.take(to.k_norm, p + "self_attn.k_norm.weight"));
+        DGEMMA_CHECK(load.take(to.post_attention_norm, p + "post_attention_layernorm.weight"));
+        DGEMMA_CHECK(load.take(to.dense_pre_norm, p + "pre_feedforward_layernorm.weight"));
+        DGEMMA_CHECK(load.take(to.dense_post_norm, p + "post_feedforward_layernorm_1.weight"));
+        DGEMMA_CHECK(load.take(to.experts_pre_norm, p + "pre_feedforward_layernorm_2.weight"));
+        DGEMMA_CHECK(load.take(to.experts_post_norm, p + "post_feedforward_layernorm_2.weight"));
+        DGEMMA_CHECK(load.take(to.post_norm, p + "post_feedforward_layernorm.weight"));
+        DGEMMA_CHECK(load.take(to.gate_proj, p + "mlp.gate_proj.weight"));
+        DGEMMA_CHECK(load.take(to.up_proj, p + "mlp.up_proj.weight"));
+        DGEMMA_CHECK(load.take(to.down_proj, p + "mlp.down_proj.weight"));
+        DGEMMA_CHECK(load.take(to.router_scale, p + "router.scale"));
+        DGEMMA_CHECK(load.take(to.router_proj, p + "router.proj.weight"));
+        DGEMMA_CHECK(load.take(to.per_expert_scale, p + "router.per_expert_scale"));
+        DGEMMA_CHECK(load.take(to.gate_up, p + "experts.gate_up_proj", p + "experts.gate_up_proj.weight"));
+        DGEMMA_CHECK(load.take(to.expert_down, p + "experts.down_proj", p + "experts.down_proj.weight"));
+        DGEMMA_CHECK(load.take(to.decoder_scalar, p + "layer_scalar"));
+        DGEMMA_CHECK(load.take(to.encoder_scalar,
+                               fmt::format("model.encoder.language_model.layers.{}.layer_scalar", l),
+                               p + "layer_scalar"));
+        to.frequencies = rotary_frequencies(layer);
+        if (options.round_frequencies) {
+            for (float& f : to.frequencies) f = round_bf16(f);
+        }
+    }
+    return w;
+}
+
+}  // namespace dgemma::model
