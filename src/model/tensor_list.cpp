@@ -186,6 +186,24 @@ std::vector<ExpectedTensor> expected_tensors(const Config& config) {
     return out;
 }
 
+TensorReport survey_tensors(const Config& config, const files::Checkpoint& checkpoint) {
+    TensorReport report;
+    std::set<std::string, std::less<>> known;
+    for (const ExpectedTensor& expected : expected_tensors(config)) {
+        if (checkpoint.find(expected.name) != nullptr) {
+            known.insert(expected.name);
+            report.has_vision = report.has_vision || expected.group == TensorClass::vision;
+        } else if (!expected.other_name.empty()) {
+            known.insert(expected.other_name);
+        }
+    }
+    for (const auto& [name, tensor] : checkpoint.tensors()) {
+        if (known.count(name) != 0) continue;
+        (is_redundant(name) ? report.ignored : report.unexpected).push_back(name);
+    }
+    return report;
+}
+
 Result<TensorReport> check_tensors(const Config& config, const files::Checkpoint& checkpoint) {
     DGEMMA_CHECK(files::check_plain_storage(checkpoint));
     if (!config.quantization.empty()) {
@@ -196,10 +214,8 @@ Result<TensorReport> check_tensors(const Config& config, const files::Checkpoint
                 "bf16, f16 or f32.",
                 files::quote(checkpoint.path().native()), files::quote(config.quantization))};
     }
+    TensorReport report = survey_tensors(config, checkpoint);
     Misfits misfits;
-    std::set<std::string, std::less<>> known;
-    std::vector<std::string> absent_vision;
-    std::size_t vision = 0;
     for (const ExpectedTensor& expected : expected_tensors(config)) {
         std::string_view name = expected.name;
         const Tensor* tensor = checkpoint.find(name);
@@ -208,25 +224,12 @@ Result<TensorReport> check_tensors(const Config& config, const files::Checkpoint
             tensor = checkpoint.find(name);
         }
         if (tensor != nullptr) {
-            known.emplace(name);
             misfits.check(expected, name, *tensor);
-            if (expected.group == TensorClass::vision) ++vision;
-        } else if (expected.group == TensorClass::vision) {
-            absent_vision.push_back(expected.name);
-        } else if (expected.required) {
+        } else if (expected.required || (expected.group == TensorClass::vision && report.has_vision)) {
             misfits.missing.push_back(expected.name);
         }
     }
-    if (vision != 0)
-        misfits.missing.insert(misfits.missing.end(), absent_vision.begin(), absent_vision.end());
     if (misfits.any()) return misfits.error(checkpoint);
-
-    TensorReport report;
-    report.has_vision = vision != 0;
-    for (const auto& [name, tensor] : checkpoint.tensors()) {
-        if (known.count(name) != 0) continue;
-        (is_redundant(name) ? report.ignored : report.unexpected).push_back(name);
-    }
     return report;
 }
 

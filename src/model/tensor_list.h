@@ -42,12 +42,15 @@ std::vector<ExpectedTensor> expected_tensors(const Config& config);
 
 // What was found beyond the expected.
 struct TensorReport {
-    bool has_vision = false;              // the vision tower is all there
+    bool has_vision = false;              // the vision tower is there
     std::vector<std::string> unexpected;  // belong to no part of the model: worth a warning
     // Copies of tied tensors and buffers that say nothing new (contract/model.md 2.4): lm_head.weight,
     // encoder copies of the decoder's weights, clip buffers of the vision tower. Not read.
     std::vector<std::string> ignored;
 };
+
+// What lies in a checkpoint whether or not it fits; has_vision: any of the tower.
+TensorReport survey_tensors(const Config& config, const files::Checkpoint& checkpoint);
 
 // Compares. Errors: unsupported, where the weights are quantised (files::check_plain_storage;
 // config.quantization); invalid, where tensors are missing, have another shape, or are not f32, f16 or bf16.

@@ -1,0 +1,118 @@
+#include "cli/info.h"
+
+#include <algorithm>
+#include <map>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/generator.h"
+#include "files/checkpoint.h"
+#include "model/tensor_list.h"
+
+namespace dgemma::cli {
+
+namespace {
+
+void sum_tensors(const files::Checkpoint& checkpoint, const model::TensorReport& found, InfoReport& report) {
+    std::unordered_map<std::string, model::TensorClass> group_of;
+    for (const auto& expected : model::expected_tensors(report.config)) {
+        group_of.emplace(expected.name, expected.group);
+        if (!expected.other_name.empty()) group_of.emplace(expected.other_name, expected.group);
+    }
+    constexpr int unexpected = 100, ignored = 101;
+    std::map<std::pair<int, Dtype>, TensorSum> sums;
+    for (const auto& [name, tensor] : checkpoint.tensors()) {
+        const bool redundant = std::binary_search(found.ignored.begin(), found.ignored.end(), name);
+        const bool foreign = std::binary_search(found.unexpected.begin(), found.unexpected.end(), name);
+        const bool used = !redundant && !foreign;
+        const model::TensorClass group = used ? group_of.at(name) : model::TensorClass::norms;
+        TensorSum& sum = sums[{used        ? static_cast<int>(group)
+                               : redundant ? ignored
+                                           : unexpected,
+                               tensor.type}];
+        sum.group = used ? std::string(model::name_of(group)) : redundant ? "ignored" : "unexpected";
+        sum.type = tensor.type;
+        const auto bytes = static_cast<std::int64_t>(tensor.bytes());
+        sum.tensors += 1;
+        sum.elements += tensor.elements();
+        sum.bytes += bytes;
+        if (!used) continue;
+        report.parameters += tensor.elements();
+        report.weight_bytes += bytes;
+        if (group == model::TensorClass::vision) report.vision_parameters += tensor.elements();
+        if (tensor.shape.size() == 1) report.vector_bytes += tensor.elements() * std::int64_t{4};
+    }
+    for (auto& [key, sum] : sums) report.tensors.push_back(std::move(sum));
+}
+
+// A sliding layer keeps its window and room for one chunk of the prompt, a full layer everything.
+std::int64_t cache_bytes(const model::TextConfig& text, std::int64_t context, Dtype type) {
+    const std::int64_t ring = std::int64_t{text.sliding_window} - 1 + engine::LoadOptions{}.prefill_chunk;
+    std::int64_t bytes = 0;
+    for (const auto& layer : text.layers) {
+        const std::int64_t tokens = layer.kind == model::LayerKind::full ? context : std::min(context, ring);
+        bytes += tokens * 2 * layer.kv_heads * layer.head_dim * static_cast<std::int64_t>(size_of(type));
+    }
+    return bytes;
+}
+
+std::int64_t growth(const model::TextConfig& text, Dtype type) {
+    std::int64_t bytes = 0;
+    for (const auto& layer : text.layers) {
+        if (layer.kind != model::LayerKind::full) continue;
+        bytes += std::int64_t{2} * layer.kv_heads * layer.head_dim * static_cast<std::int64_t>(size_of(type));
+    }
+    return bytes;
+}
+
+void size_memory(InfoReport& report) {
+    const model::TextConfig& text = report.config.text;
+    report.logits_bytes = std::int64_t{2} * 4 * report.config.canvas_length * text.vocab_size;
+    report.bf16_bytes_per_token = growth(text, Dtype::bf16);
+    report.f32_bytes_per_token = growth(text, Dtype::f32);
+    for (const std::int64_t context :
+         {std::int64_t{1024}, std::int64_t{32768}, std::int64_t{text.max_positions}}) {
+        if (context > text.max_positions ||
+            (!report.caches.empty() && context == report.caches.back().context))
+            continue;
+        report.caches.push_back(
+            {context, cache_bytes(text, context, Dtype::bf16), cache_bytes(text, context, Dtype::f32)});
+    }
+}
+
+}  // namespace
+
+Result<InfoReport> inspect(const std::filesystem::path& model) {
+    DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+    InfoReport report;
+    report.directory = checkpoint.path();
+    for (const auto& file : checkpoint.files()) {
+        report.files.push_back(file.filename().native());
+        std::error_code error;
+        const auto bytes = std::filesystem::file_size(file, error);
+        if (!error) report.file_bytes += static_cast<std::int64_t>(bytes);
+    }
+    report.ignored_files = checkpoint.ignored_files();
+
+    DGEMMA_TRY(const std::string config, checkpoint.config_text());
+    DGEMMA_TRY(report.config, model::parse_config(config, (checkpoint.path() / "config.json").native()));
+    report.has_generation_config = checkpoint.has_file("generation_config.json");
+    if (report.has_generation_config) {
+        DGEMMA_TRY(const std::string text, checkpoint.read_text("generation_config.json"));
+        DGEMMA_TRY(report.generation, model::parse_generation_config(
+                                          text, (checkpoint.path() / "generation_config.json").native()));
+    }
+    report.stop_ids = report.generation.eos_ids.empty() ? report.config.eos_ids : report.generation.eos_ids;
+
+    const model::TensorReport found = model::survey_tensors(report.config, checkpoint);
+    if (auto checked = model::check_tensors(report.config, checkpoint); !checked) {
+        report.problem = std::move(checked).error();
+    }
+    report.unexpected = found.unexpected;
+    sum_tensors(checkpoint, found, report);
+    size_memory(report);
+    return report;
+}
+
+}  // namespace dgemma::cli
