@@ -1,0 +1,273 @@
+#include "cli/flags.h"
+
+#include <array>
+#include <cctype>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "cli/guards.h"
+#include "cli/words.h"
+
+namespace dgemma::cli {
+
+namespace {
+
+constexpr std::uint32_t ask = bit_of(Verb::ask), eval = bit_of(Verb::eval), info = bit_of(Verb::info),
+                        doctor = bit_of(Verb::doctor), tokenize = bit_of(Verb::tokenize),
+                        template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse);
+constexpr std::uint32_t generating = ask | eval;
+
+constexpr double most_u64 = 18446744073709551615.0;
+
+const std::array<VerbInfo, 7> verb_table = {{
+    {Verb::ask, "ask", "[PROMPT...]", "answer one prompt: from the command line, --file or stdin",
+     "dgemma ask \"What is the capital of France?\""},
+    {Verb::eval, "eval", "", "run a file of prompts with known answers and count the right ones",
+     "dgemma eval --cases tests/data/demo-cases/text.jsonl --exact-only --json"},
+    {Verb::info, "info", "", "show what a checkpoint holds and the memory it needs",
+     "dgemma info -m models/demo"},
+    {Verb::doctor, "doctor", "", "check this machine and the model: what would run, and what is missing",
+     "dgemma doctor"},
+    {Verb::tokenize, "tokenize", "", "text to token ids and back, one JSON object a line",
+     "echo '{\"text\": \"Hello\"}' | dgemma tokenize -m models/demo --jsonl"},
+    {Verb::template_text, "template", "",
+     "render conversations as the model reads them, one JSON object a line",
+     "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | dgemma template -m models/demo "
+     "--jsonl"},
+    {Verb::parse, "parse", "",
+     "split model output into thought, answer and tool calls, one JSON object a line",
+     "echo '{\"output\": \"Paris.<turn|>\", \"prompt_state\": \"content\"}' | dgemma parse --jsonl"},
+}};
+
+// A member that is not named keeps its default. Four lines a flag, laid out by hand.
+// clang-format off
+const std::array<FlagInfo, flag_count> flag_table = {{
+    {.flag = Flag::model, .name = "model", .short_name = 'm', .kind = FlagKind::path,
+     .verbs = generating | info | doctor | tokenize | template_text, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
+     .help = "a checkpoint: a directory, a safetensors file, or a name of the hub cache (org/name)"},
+    {.flag = Flag::tokenizer, .name = "tokenizer", .kind = FlagKind::path,
+     .verbs = tokenize, .group = "Model", .value_name = "FILE", .fallback = "the model's",
+     .help = "a tokenizer.json, also gzipped, in place of a model",
+     .environment = false},
+    {.flag = Flag::template_file, .name = "template", .kind = FlagKind::path,
+     .verbs = template_text, .group = "Model", .value_name = "FILE", .fallback = "the model's",
+     .help = "a chat_template.jinja in place of a model; it must be one of the known revisions",
+     .environment = false},
+    {.flag = Flag::template_fallback, .name = "template-fallback", .kind = FlagKind::choice,
+     .verbs = ask | template_text, .group = "Model", .value_name = "REVISION", .fallback = "refuse it",
+     .help = "the revision to use when the checkpoint's chat template is not a known one",
+     .choices = {"canonical"}},
+    {.flag = Flag::file, .name = "file", .short_name = 'f', .kind = FlagKind::path,
+     .verbs = ask, .group = "Prompt", .value_name = "FILE",
+     .help = "read the prompt from a file",
+     .environment = false},
+    {.flag = Flag::messages, .name = "messages", .kind = FlagKind::path,
+     .verbs = ask, .group = "Prompt", .value_name = "FILE",
+     .help = "a conversation: a JSON list of messages, or an object with \"messages\" and maybe "
+             "\"tools\"; a prompt given as well becomes its last message",
+     .environment = false},
+    {.flag = Flag::tools, .name = "tools", .kind = FlagKind::path,
+     .verbs = ask, .group = "Prompt", .value_name = "FILE",
+     .help = "a JSON list of tools the model may call",
+     .environment = false},
+    {.flag = Flag::system, .name = "system", .short_name = 's', .kind = FlagKind::text,
+     .verbs = ask, .group = "Prompt", .value_name = "TEXT", .fallback = "none",
+     .help = "the system message"},
+    {.flag = Flag::think, .name = "think", .kind = FlagKind::toggle,
+     .verbs = ask, .group = "Prompt", .fallback = "off",
+     .help = "let the model think first; the thought goes to stderr"},
+    {.flag = Flag::raw, .name = "raw", .kind = FlagKind::toggle,
+     .verbs = ask, .group = "Prompt", .fallback = "off",
+     .help = "the prompt is template text: control tokens in it are control tokens, and only <bos> is "
+             "added",
+     .environment = false},
+    {.flag = Flag::cases, .name = "cases", .kind = FlagKind::path,
+     .verbs = eval, .group = "Cases", .value_name = "FILE", .fallback = "needed",
+     .help = "JSON lines of {\"kind\", \"prompt\", \"expected\", \"stop\", \"exact\"}",
+     .environment = false},
+    {.flag = Flag::limit, .name = "limit", .kind = FlagKind::whole,
+     .verbs = eval, .group = "Cases", .value_name = "N", .fallback = "all",
+     .help = "run the first N rows",
+     .environment = false, .least = 1, .most = 1e9},
+    {.flag = Flag::exact_only, .name = "exact-only", .kind = FlagKind::toggle,
+     .verbs = eval, .group = "Cases", .fallback = "off",
+     .help = "leave out the rows that have many right answers, before --limit counts",
+     .environment = false},
+    {.flag = Flag::rows, .name = "rows", .kind = FlagKind::path,
+     .verbs = eval, .group = "Cases", .value_name = "FILE", .fallback = "none",
+     .help = "write one JSON line per row to a file",
+     .environment = false},
+    {.flag = Flag::max_tokens, .name = "max-tokens", .short_name = 'n', .kind = FlagKind::whole,
+     .verbs = ask, .group = "Reply", .value_name = "N", .fallback = "4096, or what the context leaves",
+     .help = "the longest reply, in tokens",
+     .least = 1, .most = 16777216},
+    {.flag = Flag::stop, .name = "stop", .kind = FlagKind::list,
+     .verbs = ask, .group = "Reply", .value_name = "TEXT", .fallback = "none",
+     .help = "end the reply before this text of the answer; may be given several times",
+     .environment = false},
+    {.flag = Flag::seed, .name = "seed", .kind = FlagKind::whole,
+     .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "0",
+     .help = "of all random numbers; the same seed gives the same reply with any number of threads",
+     .least = 0, .most = most_u64},
+    {.flag = Flag::steps, .name = "steps", .kind = FlagKind::whole,
+     .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's, 48",
+     .help = "most denoising steps of a block; the temperature falls with step / N, so a higher cap "
+             "also changes the steps before it, and is often slower and worse",
+     .least = 1, .most = 10000},
+    {.flag = Flag::temperature, .name = "temperature", .short_name = 't', .kind = FlagKind::real,
+     .verbs = ask, .group = "Denoising", .value_name = "X", .fallback = "0, the most probable token",
+     .help = "of drawn tokens; 1 draws from the schedule's own distribution",
+     .least = 0, .most = 100},
+    {.flag = Flag::sampler, .name = "sampler", .kind = FlagKind::choice,
+     .verbs = generating, .group = "Denoising", .value_name = "NAME", .fallback = "the checkpoint's, entropy-bound",
+     .help = "how a step chooses the positions it keeps",
+     .choices = {"entropy-bound", "confidence-threshold"}},
+    {.flag = Flag::entropy_bound, .name = "entropy-bound", .kind = FlagKind::real,
+     .verbs = generating, .group = "Denoising", .value_name = "NATS", .fallback = "the checkpoint's, 0.1",
+     .help = "what the kept positions of a step may add up to in entropy",
+     .least = 0, .most = 1e6, .open = true},
+    {.flag = Flag::threshold, .name = "threshold", .kind = FlagKind::real,
+     .verbs = generating, .group = "Denoising", .value_name = "P", .fallback = "the checkpoint's, 0.9",
+     .help = "of the confidence-threshold sampler: the probability from which a position is revealed",
+     .least = 0, .most = 1, .open = true},
+    {.flag = Flag::confidence_threshold, .name = "confidence-threshold", .kind = FlagKind::real,
+     .verbs = generating, .group = "Denoising", .value_name = "NATS", .fallback = "the checkpoint's, 0.005",
+     .help = "the mean entropy below which a stable canvas is done",
+     .least = 0, .most = 1e6, .open = true},
+    {.flag = Flag::canvas_length, .name = "canvas-length", .kind = FlagKind::whole,
+     .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's",
+     .help = "tokens denoised at once",
+     .least = 1, .most = 65536},
+    {.flag = Flag::shrink_canvas, .name = "shrink-canvas", .kind = FlagKind::toggle,
+     .verbs = generating, .group = "Denoising", .fallback = "off",
+     .help = "a smaller canvas where few tokens are left to --max-tokens (the rule of MLX)"},
+    {.flag = Flag::noise, .name = "noise", .kind = FlagKind::choice,
+     .verbs = generating, .group = "Denoising", .value_name = "SOURCE", .fallback = "counter",
+     .help = "where random ids come from: ours, or the numbers another engine would have drawn",
+     .choices = {"counter", "mlx", "torch-cpu"}},
+    {.flag = Flag::exact, .name = "exact", .kind = FlagKind::toggle,
+     .verbs = generating, .group = "Denoising", .fallback = "off",
+     .help = "as the reference does it: no guards, no approximations"},
+    {.flag = Flag::guard, .name = "guard", .kind = FlagKind::guard,
+     .verbs = generating, .group = "Denoising", .value_name = "NAME", .fallback = "see docs/CONTRACT.md",
+     .help = "turn a guard on; may be given several times",
+     .environment = false},
+    {.flag = Flag::no_guard, .name = "no-guard", .kind = FlagKind::guard,
+     .verbs = generating, .group = "Denoising", .value_name = "NAME",
+     .help = "turn a guard off; \"all\" for every one",
+     .environment = false},
+    {.flag = Flag::ctx, .name = "ctx", .short_name = 'c', .kind = FlagKind::whole,
+     .verbs = generating | doctor, .group = "Machine", .value_name = "N", .fallback = "the checkpoint's",
+     .help = "the longest context, prompt and reply together, in tokens",
+     .least = 1, .most = 16777216},
+    {.flag = Flag::threads, .name = "threads", .short_name = 'j', .kind = FlagKind::whole,
+     .verbs = generating | doctor, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
+     .help = "how many threads compute",
+     .least = 1, .most = 1024},
+    {.flag = Flag::backend, .name = "backend", .kind = FlagKind::choice,
+     .verbs = generating | doctor, .group = "Machine", .value_name = "NAME", .fallback = "plain",
+     .help = "who computes: \"reference\" is the slow scalar oracle",
+     .choices = {"plain", "reference"}},
+    {.flag = Flag::precision, .name = "precision", .kind = FlagKind::choice,
+     .verbs = generating | doctor, .group = "Machine", .value_name = "NAME", .fallback = "f32",
+     .help = "f32 rounds nothing; bf16 rounds where the reference rounds",
+     .choices = {"f32", "bf16"}},
+    {.flag = Flag::json, .name = "json", .kind = FlagKind::toggle,
+     .verbs = generating | info, .group = "Output", .fallback = "off",
+     .help = "ask: events, one JSON object a line (docs/EVENTS.md); eval: the result as the last line;"
+             " info: one object"},
+    {.flag = Flag::jsonl, .name = "jsonl", .kind = FlagKind::toggle,
+     .verbs = tokenize | template_text | parse, .group = "Output", .fallback = "on",
+     .help = "JSON lines on stdin and stdout, which is the only format there is",
+     .environment = false},
+    {.flag = Flag::decode, .name = "decode", .short_name = 'd', .kind = FlagKind::toggle,
+     .verbs = tokenize, .group = "Output", .fallback = "off",
+     .help = "the other way: {\"ids\"} in, {\"text\"} out",
+     .environment = false},
+    {.flag = Flag::no_special, .name = "no-special", .kind = FlagKind::toggle,
+     .verbs = tokenize, .group = "Output", .fallback = "off",
+     .help = "treat all of the text as a client's: no control tokens in it",
+     .environment = false},
+    {.flag = Flag::skip_special, .name = "skip-special", .kind = FlagKind::toggle,
+     .verbs = tokenize, .group = "Output", .fallback = "off",
+     .help = "with --decode: leave special tokens out of the text",
+     .environment = false},
+    {.flag = Flag::stats, .name = "stats", .short_name = 'v', .kind = FlagKind::toggle,
+     .verbs = ask, .group = "Output", .fallback = "off",
+     .help = "what it took, on stderr: steps, blocks, why each ended, guards that fired, times"},
+    {.flag = Flag::help, .name = "help", .short_name = 'h', .kind = FlagKind::toggle,
+     .group = "General",
+     .help = "show this help",
+     .environment = false},
+    {.flag = Flag::help_markdown, .name = "help-markdown", .kind = FlagKind::toggle,
+     .group = "General",
+     .help = "write docs/FLAGS.md to stdout",
+     .environment = false},
+    {.flag = Flag::version, .name = "version", .kind = FlagKind::toggle,
+     .group = "General",
+     .help = "show the version",
+     .environment = false},
+}};
+// clang-format on
+
+// 0.5 as "0.5", 16777216 as "16777216"; the largest seed does not fit a double exactly.
+std::string number_text(double value) {
+    if (value >= most_u64) return "18446744073709551615";
+    if (value == std::floor(value) && value < 1e15) return fmt::format("{:.0f}", value);
+    return fmt::format("{}", value);
+}
+
+std::string joined(std::span<const std::string_view> words) {
+    std::string out;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+        if (i > 0) out += i + 1 == words.size() ? " or " : ", ";
+        out += words[i];
+    }
+    return out;
+}
+
+}  // namespace
+
+std::span<const VerbInfo> verbs() { return verb_table; }
+
+const VerbInfo& info_of(Verb verb) { return verb_table[static_cast<std::size_t>(verb)]; }
+
+std::span<const FlagInfo> flags() { return flag_table; }
+
+const FlagInfo& info_of(Flag flag) { return flag_table[static_cast<std::size_t>(flag)]; }
+
+std::string environment_name(const FlagInfo& flag) {
+    std::string name = "DGEMMA_";
+    for (const char c : flag.name) {
+        name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    }
+    return name;
+}
+
+std::string range_text(const FlagInfo& flag) {
+    switch (flag.kind) {
+        case FlagKind::toggle:
+            return "yes or no";
+        case FlagKind::whole:
+            return fmt::format("a whole number from {} to {}", number_text(flag.least),
+                               number_text(flag.most));
+        case FlagKind::real:
+            return flag.open ? fmt::format("a number above {}, at most {}", number_text(flag.least),
+                                           number_text(flag.most))
+                             : fmt::format("a number from {} to {}", number_text(flag.least),
+                                           number_text(flag.most));
+        case FlagKind::choice:
+            return joined(flag.choices);
+        case FlagKind::text:
+        case FlagKind::list:
+            return "a text that is not empty";
+        case FlagKind::path:
+            return "the name of a file or directory";
+        case FlagKind::guard:
+            return joined(guard_names());
+    }
+    return "";
+}
+
+}  // namespace dgemma::cli

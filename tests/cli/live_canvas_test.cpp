@@ -1,0 +1,212 @@
+#include "cli/live_canvas.h"
+
+#include <algorithm>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "text/utf8.h"
+
+namespace dgemma::cli {
+namespace {
+
+// A terminal that understands what LiveCanvas sends: text, CR, LF, cursor up, erasing, clipping and colours.
+// It fails the test on anything else. A screen that is too short scrolls.
+class Screen {
+  public:
+    Screen(int columns, int rows) : columns_(columns), lines_(static_cast<std::size_t>(rows)) {}
+
+    void write(const std::string& bytes) {
+        for (std::size_t at = 0; at < bytes.size();) {
+            if (bytes[at] == '\x1b') {
+                at = escape(bytes, at + 1);
+                continue;
+            }
+            const char32_t c = text::next_code_point(bytes, at);
+            if (c == U'\r') {
+                column_ = 0;
+            } else if (c == U'\n') {
+                if (row_ + 1 == lines_.size()) {
+                    lines_.erase(lines_.begin());
+                    lines_.emplace_back();
+                } else {
+                    ++row_;
+                }
+            } else {
+                put(c);
+            }
+        }
+    }
+
+    [[nodiscard]] std::vector<std::string> lines() const {
+        std::vector<std::string> out;
+        for (const auto& cells : lines_) {
+            std::string line;
+            for (const char32_t c : cells) {
+                if (c != 0) text::append_utf8(line, c);
+            }
+            out.push_back(line);
+        }
+        while (!out.empty() && out.back().empty()) out.pop_back();
+        return out;
+    }
+    [[nodiscard]] bool wraps() const { return wraps_; }
+    [[nodiscard]] std::size_t row() const { return row_; }
+    [[nodiscard]] int column() const { return column_; }
+    [[nodiscard]] int clipped() const { return clipped_; }
+
+  private:
+    std::size_t escape(const std::string& bytes, std::size_t at) {
+        EXPECT_EQ(bytes[at], '[');
+        const std::size_t end = bytes.find_first_of("AJKmhl", at);
+        if (end == std::string::npos) {
+            ADD_FAILURE() << "an escape sequence no one knows";
+            return bytes.size();
+        }
+        const std::string number = bytes.substr(at + 1, end - at - 1);
+        auto& line = lines_[row_];
+        switch (bytes[end]) {
+            case 'A':
+                row_ -= std::min(row_, static_cast<std::size_t>(std::stoi(number)));
+                break;
+            case 'J':
+                line.resize(std::min(line.size(), static_cast<std::size_t>(column_)));
+                for (std::size_t i = row_ + 1; i < lines_.size(); ++i) lines_[i].clear();
+                break;
+            case 'K':
+                line.resize(std::min(line.size(), static_cast<std::size_t>(column_)));
+                break;
+            case 'h':
+                wraps_ = true;
+                EXPECT_EQ(number, "?7");
+                break;
+            case 'l':
+                wraps_ = false;
+                EXPECT_EQ(number, "?7");
+                break;
+            default:
+                break;  // colours
+        }
+        return end + 1;
+    }
+
+    void put(char32_t c) {
+        EXPECT_GE(c, 0x20u) << "a control character reached the terminal";
+        const int width = columns_of(c);
+        if (column_ + width > columns_) ++clipped_;
+        auto& line = lines_[row_];
+        line.resize(std::max(line.size(), static_cast<std::size_t>(column_ + width)), U' ');
+        if (width == 0) return;
+        line[static_cast<std::size_t>(column_)] = c;
+        if (width == 2) line[static_cast<std::size_t>(column_) + 1] = 0;
+        column_ += width;
+    }
+
+    int columns_;
+    std::vector<std::u32string> lines_;
+    std::size_t row_ = 0;
+    int column_ = 0;
+    int clipped_ = 0;
+    bool wraps_ = true;
+};
+
+// A canvas on a screen that has `above` lines on it already.
+class LiveCanvasTest : public ::testing::Test {
+  protected:
+    void start(int columns, int rows, int above) {
+        size_ = {columns, rows};
+        screen_ = std::make_unique<Screen>(columns, rows);
+        for (int i = 0; i < above; ++i) screen_->write("above " + std::to_string(i) + "\r\n");
+        canvas_ = std::make_unique<LiveCanvas>(
+            out_, [this] { return size_; }, true);
+    }
+    void draw(const std::vector<Span>& text, const std::string& status = "status") {
+        canvas_->draw(text, status);
+        flush();
+    }
+    void flush() {
+        screen_->write(out_.str());
+        out_.str("");
+        EXPECT_TRUE(screen_->wraps()) << "the terminal must wrap lines again after every write";
+        EXPECT_EQ(screen_->clipped(), 0);
+    }
+
+    TerminalSize size_;
+    std::ostringstream out_;
+    std::unique_ptr<Screen> screen_;
+    std::unique_ptr<LiveCanvas> canvas_;
+};
+
+TEST_F(LiveCanvasTest, ReplacesItsFrameAndLeavesTheScreenAsItWas) {
+    start(20, 10, 2);
+    draw({{Tone::plain, "first draft"}, {Tone::dim, " of something long"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1", "first draft of some",
+                                                          "thing long", "status"}));
+    draw({{Tone::dim, "short"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1", "short", "status"}));
+    canvas_->clear();
+    flush();
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1"}));
+    EXPECT_EQ(screen_->row(), 2u);
+    EXPECT_EQ(screen_->column(), 0);
+}
+
+TEST_F(LiveCanvasTest, ScrollsAtTheBottomWithoutLosingItsPlace) {
+    start(20, 5, 5);  // the cursor stands on the last row
+    draw({{Tone::dim, "a\nb\nc"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 4", "a", "b", "c", "status"}));
+    draw({{Tone::dim, "d"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 4", "d", "status"}));
+    canvas_->clear();
+    flush();
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 4"}));
+}
+
+TEST_F(LiveCanvasTest, ShowsTheEndOfWhatIsTallerThanTheScreen) {
+    start(20, 5, 1);
+    draw({{Tone::dim, "1\n2\n3\n4\n5\n6"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "4", "5", "6", "status"}));
+    draw({{Tone::dim, "1\n2\n3\n4\n5\n6\n7"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "5", "6", "7", "status"}));
+}
+
+TEST_F(LiveCanvasTest, NeverPassesControlCharactersOn) {
+    start(40, 8, 0);
+    draw({{Tone::dim, std::string("a\x1b[2Jb\x07\rc\x7f\xc2\x9b") + "d\xff\te\xe2\x80\xae"}});
+    EXPECT_EQ(screen_->lines()[0],
+              "a\xEF\xBF\xBD[2Jb\xEF\xBF\xBD\xEF\xBF\xBD"
+              "c\xEF\xBF\xBD\xEF\xBF\xBD"
+              "d\xEF\xBF\xBD   e\xEF\xBF\xBD");
+}
+
+TEST_F(LiveCanvasTest, BreaksWideCharactersBeforeTheEdge) {
+    start(6, 8, 0);
+    draw({{Tone::plain, "日本語です"}});  // two columns each, five of six columns in use
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"日本", "語で", "す", "statu"}));
+}
+
+TEST_F(LiveCanvasTest, FollowsAResize) {
+    start(20, 10, 0);
+    draw({{Tone::plain, "0123456789"}});
+    size_ = {20, 4};
+    draw({{Tone::plain, "a\nb\nc\nd"}});
+    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"c", "d", "status"}));
+}
+
+TEST(LayOut, ColoursEachLineOnItsOwn) {
+    const auto lines = lay_out({{Tone::plain, "ab"}, {Tone::dim, "cd\nef"}}, 3, true);
+    EXPECT_EQ(lines, (std::vector<std::string>{"ab\x1b[2mc\x1b[0m", "\x1b[2md\x1b[0m", "\x1b[2mef\x1b[0m"}));
+    EXPECT_EQ(lay_out({{Tone::dim, "ab\tc"}}, 20, false), (std::vector<std::string>{"ab      c"}));
+    EXPECT_EQ(lay_out({}, 20, true).size(), 1u);
+}
+
+TEST(WithoutControls, KeepsLinesAndTabs) {
+    EXPECT_EQ(without_controls("a\tb\nc"), "a\tb\nc");
+    EXPECT_EQ(without_controls("\x1b]0;title\x07"), "\xEF\xBF\xBD]0;title\xEF\xBF\xBD");
+}
+
+}  // namespace
+}  // namespace dgemma::cli
