@@ -32,9 +32,11 @@ struct StepEvent {
     bool stable = false;
     bool confident = false;
     double milliseconds = 0;
-    std::span<const std::int32_t>
-        argmax;  // [canvas]: a draft, replaced by the next step; valid during the call
-    std::span<const std::uint8_t> accept;  // [canvas]
+    // [canvas], valid during the call: what the network was fed, its most likely ids (a draft that the next
+    // step replaces), and 1 where the sampler kept the position.
+    std::span<const std::int32_t> input;
+    std::span<const std::int32_t> argmax;
+    std::span<const std::uint8_t> accept;
 };
 
 // A block is decided. The ids are final: they are never taken back.

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/result.h"
+#include "diffusion/denoiser.h"
 #include "diffusion/options.h"
 #include "engine/events.h"
 #include "model/config.h"
@@ -22,23 +24,16 @@ class Checkpoint;
 
 namespace dgemma::engine {
 
-// How the network computes. `exact` rounds nothing that the f32 reference does not round; `bf16` follows the
-// rounding points of contract/model.md 3.
-enum class Precision : std::uint8_t { f32, bf16 };
-enum class Backend : std::uint8_t { plain, reference };
+enum class BackendKind : std::uint8_t { plain, reference };
 
 struct LoadOptions {
-    Backend backend = Backend::plain;
-    Precision precision = Precision::f32;
-    int threads = 0;  // 0: physical cores
-    int context = 0;  // longest context; 0: the checkpoint's max_position_embeddings
-    int prefill_chunk = 512;
-};
-
-// A canvas position that is fixed to an id: it is what the model sees there and it is never renoised.
-struct Pin {
-    int position = 0;  // within the canvas
-    std::int32_t id = 0;
+    BackendKind backend = BackendKind::plain;
+    // f32 rounds nothing; bf16 follows the rounding points of contract/model.md 3. Keys and values are kept
+    // in it.
+    backend::Precision precision = backend::Precision::f32;
+    int threads = 0;          // 0: physical cores
+    int context = 0;          // longest context; 0: the checkpoint's max_position_embeddings
+    int prefill_chunk = 512;  // tokens of one encoder call
 };
 
 struct Request {
@@ -47,18 +42,25 @@ struct Request {
     int canvas_length = 0;               // 0: the checkpoint's
     bool shrink_canvas = false;          // min(C, max(remaining, 64)), contract/generation.md 8
     std::vector<std::int32_t> stop_ids;  // empty: the checkpoint's
-    std::vector<Pin> pins;               // of the first block
+    std::vector<diffusion::Pin> pins;    // of the first block
     diffusion::Options diffusion;        // start from Generator::default_options()
     bool exact = false;                  // no guard, no approximation
-    // Says whether a reply that consists of these ids (before the stop id) shows nothing to a reader; drives
-    // the empty-reply re-roll. Unset: only a reply of no ids counts as empty.
-    std::function<bool(std::span<const std::int32_t>)> shows_nothing;
+    // What only the text room can tell about ids; a guard whose question is not answered never fires.
+    // Does a reply of these ids (before the stop id) show a reader nothing? Unset: only a reply of no ids
+    // does.
+    std::function<bool(std::span<const std::int32_t> reply)> shows_nothing;
+    // Do these ids, the reply so far, leave a quoted tool argument open?
+    std::function<bool(std::span<const std::int32_t> reply)> inside_quote;
+    std::function<bool(std::int32_t id)> is_space;
+    // Takes the place of the source that diffusion.noise names: recorded noise.
+    diffusion::NoiseSource* noise = nullptr;
     const std::atomic<bool>* cancel = nullptr;  // polled between passes
 };
 
 class Generator {
   public:
     // Errors: those of the files (not_found, invalid, unsupported), usage.
+    // The checkpoint must outlive the generator: weights are read where its files are mapped.
     static Result<std::unique_ptr<Generator>> load(const files::Checkpoint& checkpoint,
                                                    const LoadOptions& options);
     ~Generator();
@@ -71,8 +73,9 @@ class Generator {
     [[nodiscard]] int context_limit() const;
 
     // Errors: usage (empty prompt, an id outside the vocabulary, a nonsense option), context_length (with the
-    // numbers, before any work), cancelled, non_finite (names layer and step). Events go to `sink` on this
-    // thread.
+    // numbers, before any work), non_finite (names layer and step; what was delivered before stays
+    // delivered). A cancelled request is no error: it ends with FinishReason::cancelled. Events go to `sink`
+    // on this thread.
     Result<EndEvent> generate(const Request& request, Sink& sink);
 
   private:
