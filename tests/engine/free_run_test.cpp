@@ -1,10 +1,11 @@
-// Nothing but the noise tape is given: the engine must reproduce every step, their number and the final ids of the
-// reference's runs (goldens/hf/README: calm-f32 and the demo traces; text-f32 is chaotic and not run freely).
-#include <gtest/gtest.h>
-
+// Nothing but the noise tape is given: the engine must reproduce every step, their number and the final ids
+// of the reference's runs (goldens/hf/README: calm-f32 and the demo traces; text-f32 is chaotic and not run
+// freely).
 #include <algorithm>
 #include <cmath>
 #include <map>
+
+#include <gtest/gtest.h>
 
 #include "diffusion/finalise.h"
 #include "diffusion/tape.h"
@@ -29,9 +30,11 @@ struct Recording {
         const std::string tensor = name + ".step" + std::to_string(step) + ".entropy";
         const std::vector<float> all = golden.f32(tensor);
         const auto n = static_cast<std::size_t>(golden.shape(tensor).back());
-        return {all.begin() + static_cast<std::ptrdiff_t>(row * n), all.begin() + static_cast<std::ptrdiff_t>((row + 1) * n)};
+        return {all.begin() + static_cast<std::ptrdiff_t>(row * n),
+                all.begin() + static_cast<std::ptrdiff_t>((row + 1) * n)};
     }
-    [[nodiscard]] std::vector<std::int32_t> row_of(const std::vector<std::int32_t>& all, const Shape& shape) const {
+    [[nodiscard]] std::vector<std::int32_t> row_of(const std::vector<std::int32_t>& all,
+                                                   const Shape& shape) const {
         const auto n = static_cast<std::ptrdiff_t>(shape.back());
         const auto begin = all.begin() + static_cast<std::ptrdiff_t>(row) * n;
         return {begin, begin + n};
@@ -48,7 +51,9 @@ struct Recording {
         }
         return out;
     }
-    [[nodiscard]] bool has_step(int step) const { return golden.has(name + ".step" + std::to_string(step) + ".argmax"); }
+    [[nodiscard]] bool has_step(int step) const {
+        return golden.has(name + ".step" + std::to_string(step) + ".argmax");
+    }
     [[nodiscard]] diffusion::Tape::Canvases draws() const {
         diffusion::Tape::Canvases out;
         for (int i = 0; has_step(i); ++i) out.push_back(at(i, "denoiser_canvas"));
@@ -77,7 +82,8 @@ class Compare final : public engine::Sink {
         const std::vector<float> entropy = recording_.entropy(i);
         double mean = 0;
         for (const float h : entropy) mean += h;
-        EXPECT_NEAR(e.mean_entropy, mean / static_cast<double>(entropy.size()), 1e-3) << recording_.name << " step " << i;
+        EXPECT_NEAR(e.mean_entropy, mean / static_cast<double>(entropy.size()), 1e-3)
+            << recording_.name << " step " << i;
     }
     engine::BlockVerdict on_block(const engine::BlockEvent& e) override {
         blocks.insert(blocks.end(), e.canvas.begin(), e.canvas.end());
@@ -92,7 +98,8 @@ class Compare final : public engine::Sink {
     bool sampled_;
 };
 
-std::unique_ptr<engine::Generator> load(const files::Checkpoint& checkpoint, engine::LoadOptions options = {}) {
+std::unique_ptr<engine::Generator> load(const files::Checkpoint& checkpoint,
+                                        engine::LoadOptions options = {}) {
     auto generator = engine::Generator::load(checkpoint, options);
     if (!generator) throw std::runtime_error(generator.error().message);
     return std::move(generator).value();
@@ -111,7 +118,8 @@ void apply(const nlohmann::json& args, engine::Request& request) {
 }
 
 // The reference's last block has pads behind its stop id.
-std::vector<std::int32_t> finalised(std::vector<std::int32_t> blocks, int canvas, const std::vector<std::int32_t>& stops) {
+std::vector<std::int32_t> finalised(std::vector<std::int32_t> blocks, int canvas,
+                                    const std::vector<std::int32_t>& stops) {
     const std::size_t last = blocks.size() - static_cast<std::size_t>(canvas);
     diffusion::finalise(std::span(blocks).subspan(last), false, stops, 0);
     return blocks;
@@ -144,7 +152,8 @@ TEST(FreeRun, CalmTextCases) {
             EXPECT_EQ(compare.steps, info.at("steps").get<int>()) << name;
             EXPECT_EQ(tape.canvases_left(), 0u) << name;
             std::vector<std::int32_t> ids = request.prompt;
-            const auto blocks = finalised(compare.blocks, generator->config().canvas_length, request.stop_ids);
+            const auto blocks =
+                finalised(compare.blocks, generator->config().canvas_length, request.stop_ids);
             ids.insert(ids.end(), blocks.begin(), blocks.end());
             EXPECT_EQ(ids, golden.i32(name + ".sequences")) << name;
             ++runs;
@@ -153,13 +162,14 @@ TEST(FreeRun, CalmTextCases) {
     EXPECT_EQ(runs, 16);
 }
 
-void run_demo_traces(const Golden& golden, backend::Precision precision, const std::function<bool(const std::string&, int steps)>& wanted,
-                     int expected_runs) {
+void run_demo_traces(const Golden& golden, backend::Precision precision,
+                     const std::function<bool(const std::string&, int steps)>& wanted, int expected_runs) {
     const files::Checkpoint checkpoint = files::Checkpoint::open(demo_dir()).value();
     auto generator = load(checkpoint, {.precision = precision, .threads = 2});
     int runs = 0;
     for (const auto& [name, info] : golden.info().items()) {
-        if (info.contains("image") || info.contains("images") || !wanted(name, info.at("steps").get<int>())) continue;
+        if (info.contains("image") || info.contains("images") || !wanted(name, info.at("steps").get<int>()))
+            continue;
         const bool sampled = name.ends_with("_sampled");
         const Recording recording{golden, name};
         engine::Request request;
@@ -184,15 +194,20 @@ void run_demo_traces(const Golden& golden, backend::Precision precision, const s
 }
 
 TEST(FreeRun, DemoTracesF32) {
-    run_demo_traces(Golden(*golden_dir("demo-traces"), "f32"), backend::Precision::f32, [](auto&, int) { return true; }, 14);
+    run_demo_traces(
+        Golden(*golden_dir("demo-traces"), "f32"), backend::Precision::f32, [](auto&, int) { return true; },
+        14);
 }
 
-// In bf16 the settled runs of two steps hold; `count`, `story`, `grid` part on the last bits, as they do between any two
-// bf16 implementations.
+// In bf16 the settled runs of two steps hold; `count`, `story`, `grid` part on the last bits, as they do
+// between any two bf16 implementations.
 TEST(FreeRun, DemoTracesBf16OfTwoSteps) {
     const auto dir = shared_dir();
-    DGEMMA_SKIP_WITHOUT(dir && std::filesystem::exists(*dir / "goldens/hf/demo-traces/bf16.safetensors"), "goldens/hf/demo-traces/bf16");
-    run_demo_traces(Golden(*dir / "goldens/hf/demo-traces", "bf16"), backend::Precision::bf16, [](auto&, int steps) { return steps == 2; }, 8);
+    DGEMMA_SKIP_WITHOUT(dir && std::filesystem::exists(*dir / "goldens/hf/demo-traces/bf16.safetensors"),
+                        "goldens/hf/demo-traces/bf16");
+    run_demo_traces(
+        Golden(*dir / "goldens/hf/demo-traces", "bf16"), backend::Precision::bf16,
+        [](auto&, int steps) { return steps == 2; }, 8);
 }
 
 }  // namespace
