@@ -15,8 +15,9 @@ namespace dgemma::backend {
 // sums in double rounded once to f32.
 std::unique_ptr<Backend> make_reference_backend(Precision precision);
 
-// Threaded f32 kernels that the compiler vectorises.
-std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads);
+// Threaded f32 kernels that the compiler vectorises. isa: "baseline", "avx2" or "avx512"; empty for the best
+// this machine runs. Null where it cannot run the one named.
+std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa = {});
 
 namespace cpu {
 

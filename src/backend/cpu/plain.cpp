@@ -16,14 +16,23 @@ namespace dgemma::backend {
 
 namespace cpu {
 
-const PlainKernels& choose_plain_kernels() {
+const PlainKernels* plain_kernels_named(std::string_view name) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        return plain_avx512;
+    if (name == plain_avx512.name && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+        return &plain_avx512;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return plain_avx2;
+    if (name == plain_avx2.name && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &plain_avx2;
 #endif
+    return name == plain_baseline.name ? &plain_baseline : nullptr;
+}
+
+const PlainKernels& choose_plain_kernels() {
+    for (const std::string_view name : {"avx512", "avx2"}) {
+        if (const PlainKernels* kernels = plain_kernels_named(name)) return *kernels;
+    }
     return plain_baseline;
 }
 
@@ -312,8 +321,11 @@ class PlainBackend final : public HostBackend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads) {
-    return std::make_unique<PlainBackend>(precision, threads, cpu::choose_plain_kernels());
+std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa) {
+    const cpu::PlainKernels* kernels =
+        isa.empty() ? &cpu::choose_plain_kernels() : cpu::plain_kernels_named(isa);
+    if (kernels == nullptr) return nullptr;
+    return std::make_unique<PlainBackend>(precision, threads, *kernels);
 }
 
 }  // namespace dgemma::backend

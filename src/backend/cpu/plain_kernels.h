@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace dgemma::backend::cpu {
 
@@ -40,7 +41,9 @@ extern const PlainKernels plain_avx2;
 extern const PlainKernels plain_avx512;
 #endif
 
-// The best table for this machine.
+// The best table for this machine; or the one of this name ("baseline", "avx2", "avx512"), null where the
+// machine cannot run it.
 const PlainKernels& choose_plain_kernels();
+const PlainKernels* plain_kernels_named(std::string_view name);
 
 }  // namespace dgemma::backend::cpu
