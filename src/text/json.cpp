@@ -130,9 +130,13 @@ std::string place_of(std::string_view text, std::size_t pos) {
     return fmt::format("line {}, column {}", line, text.size() - start + 1);
 }
 
+// Besides what JSON wants escaped, this escapes the characters that some readers take for the end of a line
+// (U+0085, U+2028, U+2029), so that a value stays on one line for everyone.
 void write_string(std::string& out, std::string_view text) {
     out += '"';
-    for (const char c : text) {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const char c = text[i];
+        const std::string_view rest = text.substr(i);
         switch (c) {
             case '"':
                 out += "\\\"";
@@ -150,10 +154,17 @@ void write_string(std::string& out, std::string_view text) {
                 out += "\\t";
                 break;
             default:
-                if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
+                if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
                     out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
-                else
+                } else if (rest.starts_with("\xC2\x85")) {
+                    out += "\\u0085";
+                    i += 1;
+                } else if (rest.starts_with("\xE2\x80\xA8") || rest.starts_with("\xE2\x80\xA9")) {
+                    out += rest[2] == '\xA8' ? "\\u2028" : "\\u2029";
+                    i += 2;
+                } else {
                     out += c;
+                }
         }
     }
     out += '"';

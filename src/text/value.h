@@ -91,8 +91,8 @@ inline constexpr int max_json_depth = 512;
 // text in messages: "line 3", "tools.json". Errors: invalid, with the line and the column.
 Result<Value> parse_json(std::string_view text, std::string_view where);
 
-// JSON on one line without spaces, in UTF-8. Integers exactly, floats by the shortest digits that read back
-// the same, infinities as numbers too large for a double.
+// JSON on one line without spaces, in UTF-8 (Unicode line separators escaped). Integers exactly, floats by
+// the shortest digits that read back the same, infinities as numbers too large for a double.
 std::string to_json(const Value& value);
 
 // A text as a JSON string, quotes included.
