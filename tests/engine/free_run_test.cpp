@@ -210,5 +210,38 @@ TEST(FreeRun, DemoTracesBf16OfTwoSteps) {
         [](auto&, int steps) { return steps == 2; }, 8);
 }
 
+// `count` parts on the way and ends alike.
+TEST(FreeRun, DemoCountBf16EndsAlike) {
+    const auto dir = shared_dir();
+    DGEMMA_SKIP_WITHOUT(dir && std::filesystem::exists(*dir / "goldens/hf/demo-traces/bf16.safetensors"),
+                        "goldens/hf/demo-traces/bf16");
+    const Golden golden(*dir / "goldens/hf/demo-traces", "bf16");
+    const files::Checkpoint checkpoint = files::Checkpoint::open(demo_dir()).value();
+    auto generator = load(checkpoint, {.precision = backend::Precision::bf16, .threads = 2});
+    const Recording recording{golden, "count"};
+    engine::Request request;
+    request.prompt = golden.info().at("count").at("prompt_ids").get<std::vector<std::int32_t>>();
+    request.exact = true;
+    request.diffusion = generator->default_options();
+    request.max_tokens = 256;
+    // The run may take some steps more than the recording's noise lasts.
+    diffusion::Tape::Canvases canvases = recording.canvases();
+    for (int i = 0; i < 48; ++i)
+        canvases.push_back(canvases[static_cast<std::size_t>(i) % recording.canvases().size()]);
+    diffusion::Tape tape(std::move(canvases));
+    request.noise = &tape;
+    struct Blocks final : engine::Sink {
+        engine::BlockVerdict on_block(const engine::BlockEvent& e) override {
+            ids.insert(ids.end(), e.canvas.begin(), e.canvas.end());
+            return engine::BlockVerdict::go_on;
+        }
+        std::vector<std::int32_t> ids;
+    } blocks;
+    const auto end = generator->generate(request, blocks);
+    ASSERT_TRUE(end.ok()) << end.error().message;
+    EXPECT_EQ(finalised(blocks.ids, generator->config().canvas_length, {1, 106, 50}),
+              golden.info().at("count").at("output_ids").get<std::vector<std::int32_t>>());
+}
+
 }  // namespace
 }  // namespace dgemma::testing

@@ -158,5 +158,39 @@ TEST(Parity, Bf16Encoder) {
     }
 }
 
+// Two correct bf16 implementations differ on demo logits by 0.08 rms and 2.5 at most (contract/model.md 11);
+// nearly all of the argmax agrees.
+TEST(Parity, Bf16DemoLogits) {
+    const auto dir = shared_dir();
+    DGEMMA_SKIP_WITHOUT(dir && std::filesystem::exists(*dir / "goldens/hf/demo-traces/bf16.safetensors"),
+                        "goldens/hf/demo-traces/bf16");
+    const Golden golden(*dir / "goldens/hf/demo-traces", "bf16");
+    for (const Which which : {Which::reference, Which::plain}) {
+        LoadedModel m(demo_dir(), make_backend(which, backend::Precision::bf16));
+        for (const std::string name : {"sudoku", "needle"}) {
+            model::KvCache cache = m.cache(512, Dtype::bf16);
+            must(m.model.encode(cache,
+                                golden.info().at(name).at("prompt_ids").get<std::vector<std::int32_t>>()));
+            auto logits = m.logits();
+            const std::vector<std::int32_t> canvas = golden.i32(name + ".step0.input_canvas");
+            const std::vector<float> z = m.denoise(cache, canvas, *logits, false, 0.8f);
+            const std::vector<float> want = golden.f32(name + ".step0.logits");
+            ASSERT_EQ(z.size(), want.size());
+            double squares = 0, worst = 0;
+            for (std::size_t i = 0; i < z.size(); ++i) {
+                const double d = std::abs(static_cast<double>(z[i]) - want[i]);
+                squares += d * d;
+                worst = std::max(worst, d);
+            }
+            EXPECT_LE(std::sqrt(squares / static_cast<double>(z.size())), 0.15) << name;
+            EXPECT_LE(worst, 4.0) << name;
+            const auto mine = argmax_rows(z, canvas.size()), theirs = argmax_rows(want, canvas.size());
+            std::size_t equal = 0;
+            for (std::size_t i = 0; i < mine.size(); ++i) equal += mine[i] == theirs[i] ? 1 : 0;
+            EXPECT_GE(equal, canvas.size() * 95 / 100) << name;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace dgemma::testing
