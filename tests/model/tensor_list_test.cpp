@@ -1,6 +1,7 @@
 #include "model/tensor_list.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <utility>
@@ -92,7 +93,11 @@ TEST(TensorList, TheRealModelHas1047Tensors) {
 TEST(TensorList, NamesWhatIsMissing) {
     const Config config = calm();
     for (const auto& expected : expected_tensors(config)) {
-        if (!expected.required) continue;
+        // One sliding layer and one full one stand for all.
+        const bool repeated = expected.name.find(".layers.") != std::string::npos &&
+                              expected.name.find(".layers.0.") == std::string::npos &&
+                              expected.name.find(".layers.2.") == std::string::npos;
+        if (!expected.required || repeated) continue;
         Tensors tensors = all_of(config);
         tensors.erase(expected.name);
         EXPECT_SAYS(refusal(config, tensors), "1 tensor is missing: " + expected.name + ";");
@@ -102,10 +107,11 @@ TEST(TensorList, NamesWhatIsMissing) {
 TEST(TensorList, AtMostTwentyNamesOfAKind) {
     const Config config = calm();
     const auto message = refusal(config, {{"x", {"F32", {1}}}});
-    const auto required = std::count_if(expected_tensors(config).begin(), expected_tensors(config).end(),
-                                        [](const auto&) { return true; });
-    ASSERT_GT(required, 20);
-    EXPECT_SAYS(message, "more; download");
+    const auto expected = expected_tensors(config);
+    const auto required =
+        std::count_if(expected.begin(), expected.end(), [](const auto& tensor) { return tensor.required; });
+    EXPECT_SAYS(message, std::to_string(required) + " tensors are missing");
+    EXPECT_SAYS(message, "and " + std::to_string(required - 20) + " more; download");
     EXPECT_EQ(std::count(message.begin(), message.end(), ','), 19);
 }
 
