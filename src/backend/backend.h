@@ -6,6 +6,7 @@
 // attention, on its keys) alone: never on how many rows share the call or on the number of threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -131,6 +132,16 @@ struct HeadArgs {
     std::span<const Canvas> canvases;
 };
 
+// What the operations of one pass are about to be given. A backend with memory of its own copies it in
+// begin_pass, in one transfer: the numbers and segments handed to operations are then pieces of these spans,
+// which stay where they are until end_pass.
+struct PassInputs {
+    std::int64_t rows = 0;
+    std::span<const std::int32_t> numbers;       // token ids, positions, ranges of keys
+    std::span<const AttentionSegment> segments;  // of every layer
+    std::span<const HeadArgs::Canvas> canvases;  // of the head; none in the encoder
+};
+
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -140,17 +151,25 @@ class Backend {
 
     // --- memory. Errors: io, when there is none left (with the number of bytes).
     virtual Result<std::unique_ptr<Storage>> allocate(std::size_t bytes) = 0;
-    // The view behind `host` must outlive the weight: a backend may read it in place. Floating types.
+    // The view behind a matrix or bank must outlive the weight: a backend may read it in place. A vector is
+    // copied. Floating types.
     virtual Result<std::unique_ptr<Weight>> prepare(const Tensor& host) = 0;
     virtual Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) = 0;
     // zt as given [rows, V]: scripted logits and recorded ones.
     virtual void set_logits(Logits& logits, std::span<const float> zt) = 0;
     virtual void download(const Mat& from, std::span<float> to) = 0;
     virtual void upload(std::span<const float> from, const Mat& to) = 0;
+    // Bytes as they lie in the backend's memory: pages of a cache.
+    virtual void read_memory(const void* from, std::span<std::byte> to) = 0;
     virtual void fill_zero(const Mat& to) = 0;
     virtual void copy(const Mat& from, const Mat& to) = 0;  // of equal shape
 
-    // --- the beginning of a pass
+    // --- the frame of a pass, and its beginning
+    // Operations may run outside a pass too, as tests do; only `watch` needs one. Errors: io (memory).
+    virtual Status begin_pass(const PassInputs& inputs) = 0;
+    // Waits for the pass. For each row the first stage at which it was not finite (see `watch`), -1 for a
+    // sound row; valid until the next begin_pass. Errors: io (a device that ran out of memory or failed).
+    virtual Result<std::span<const std::int32_t>> end_pass() = 0;
     // out[i] = rb(table[ids[i]] * scale). ids are checked by the caller.
     virtual void embed(std::span<const std::int32_t> ids, const Weight& table, float scale,
                        const Mat& out) = 0;
@@ -175,10 +194,10 @@ class Backend {
 
     // --- attention
     // In place, per head of D columns: norm over the head (weight null: without), then, unless `frequencies`
-    // is empty, rotate by position (split halves: component d turns with d + D/2). frequencies: [D/2];
+    // is null, rotate by position (split halves: component d turns with d + D/2). frequencies: f32 [D/2];
     // positions: [n].
     virtual void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps,
-                            std::span<const float> frequencies, std::span<const std::int32_t> positions) = 0;
+                            const Weight* frequencies, std::span<const std::int32_t> positions) = 0;
     // Writes rows [first_row, first_row + rows) of k and v to the slots of positions `position`, `position` +
     // 1, ...
     virtual void store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
@@ -200,12 +219,9 @@ class Backend {
     // row.
     virtual void head(const HeadArgs& args) = 0;
 
-    // --- the watch for NaN and infinity. Begin with the number of rows of the pass; then, stage after stage,
-    // each row of x that is not finite for the first time is marked with `stage`. marks: [rows], -1 for a
-    // sound row.
-    virtual void begin_watch(std::int64_t rows) = 0;
+    // --- the watch for NaN and infinity: stage after stage, each row of x that is not finite for the first
+    // time in this pass is marked with `stage`.
     virtual void watch(const Mat& x, std::int32_t stage) = 0;
-    [[nodiscard]] virtual std::span<const std::int32_t> watched() = 0;
 };
 
 }  // namespace dgemma::backend

@@ -13,11 +13,53 @@ using backend::Mat;
 // Where the rows of a call come from and what each of them sees.
 struct Model::Rows {
     std::int64_t count = 0;
-    std::vector<std::int32_t> positions;                          // [n]
-    std::vector<std::int32_t> full_begin, window_begin, key_end;  // [n], absolute key positions
-    std::vector<const KvCache*> caches;                           // [segments]
-    std::vector<backend::AttentionSegment> segments;
     bool store = false;  // encoder: keys and values go to the cache, and attention reads them there
+
+    // One row: its token, its position, and its keys [begin, end) in full and in sliding layers.
+    void add(std::int32_t id, std::int64_t position, std::int64_t full_begin, std::int64_t window_begin,
+             std::int64_t key_end) {
+        columns_[0].push_back(id);
+        columns_[1].push_back(static_cast<std::int32_t>(position));
+        columns_[2].push_back(static_cast<std::int32_t>(full_begin));
+        columns_[3].push_back(static_cast<std::int32_t>(window_begin));
+        columns_[4].push_back(static_cast<std::int32_t>(key_end));
+        ++count;
+    }
+    // The next rows belong to `cache`. canvas_position as in AttentionSegment.
+    void begin_segment(const KvCache* cache, std::int64_t rows, std::int64_t canvas_position) {
+        segments_.push_back(
+            {.first_row = count, .rows = rows, .cache = {}, .canvas_position = canvas_position});
+        caches_.push_back(cache);
+    }
+    // After the last row: lays everything out as PassInputs wants it.
+    void seal(std::size_t layers) {
+        for (const auto& column : columns_) numbers_.insert(numbers_.end(), column.begin(), column.end());
+        for (std::size_t l = 0; l < layers; ++l) {
+            for (std::size_t i = 0; i < caches_.size(); ++i) {
+                of_layers_.push_back(segments_[i]);
+                of_layers_.back().cache = caches_[i]->layer(l);
+            }
+        }
+    }
+    [[nodiscard]] std::span<const std::int32_t> numbers() const { return numbers_; }
+    [[nodiscard]] std::span<const backend::AttentionSegment> all_segments() const { return of_layers_; }
+    [[nodiscard]] std::span<const backend::AttentionSegment> segments(std::size_t layer) const {
+        return std::span(of_layers_).subspan(layer * caches_.size(), caches_.size());
+    }
+    [[nodiscard]] std::span<const std::int32_t> ids() const { return column(0); }
+    [[nodiscard]] std::span<const std::int32_t> positions() const { return column(1); }
+    [[nodiscard]] std::span<const std::int32_t> full_begin() const { return column(2); }
+    [[nodiscard]] std::span<const std::int32_t> window_begin() const { return column(3); }
+    [[nodiscard]] std::span<const std::int32_t> key_end() const { return column(4); }
+
+  private:
+    [[nodiscard]] std::span<const std::int32_t> column(std::size_t i) const {
+        const auto n = static_cast<std::size_t>(count);
+        return std::span(numbers_).subspan(i * n, n);
+    }
+    std::vector<std::int32_t> columns_[5], numbers_;
+    std::vector<const KvCache*> caches_;                           // [segments]
+    std::vector<backend::AttentionSegment> segments_, of_layers_;  // [segments], [layers * segments]
 };
 
 Model::Model(const Config& config, Weights weights, backend::Backend& backend)
@@ -39,32 +81,27 @@ Status Model::encode(KvCache& cache, std::span<const std::int32_t> ids, Probe* p
 Status Model::encode(std::span<const Prompt> prompts, Probe* probe) {
     Rows rows;
     rows.store = true;
-    std::vector<std::int32_t> ids;
     for (const Prompt& p : prompts) {
         const std::int64_t start = p.cache->length();
         const auto count = static_cast<std::int64_t>(p.ids.size());
         assert(count <= p.cache->chunk());
         DGEMMA_CHECK(p.cache->reserve(start + count));
-        rows.segments.push_back({.first_row = rows.count, .rows = count, .cache = {}});
-        rows.caches.push_back(p.cache);
+        rows.begin_segment(p.cache, count, -1);
         for (std::int64_t i = 0; i < count; ++i) {
             const std::int64_t position = start + i;
-            rows.positions.push_back(static_cast<std::int32_t>(position));
-            rows.full_begin.push_back(0);
-            rows.window_begin.push_back(static_cast<std::int32_t>(
-                std::max<std::int64_t>(0, position - config_.text.sliding_window + 1)));
-            rows.key_end.push_back(static_cast<std::int32_t>(position + 1));
             const std::int32_t id = p.ids[static_cast<std::size_t>(i)];
-            ids.push_back(id == config_.image_id ? config_.pad_id
-                                                 : id);  // always, also without an image (5.1)
+            // An image id is embedded as the pad, always, also without an image (5.1).
+            rows.add(id == config_.image_id ? config_.pad_id : id, position, 0,
+                     std::max<std::int64_t>(0, position - config_.text.sliding_window + 1), position + 1);
         }
-        rows.count += count;
     }
     if (rows.count == 0) return {};
+    rows.seal(weights_.layers.size());
     DGEMMA_CHECK(prepare_workspace(rows.count));
-    backend_.begin_watch(rows.count);
+    DGEMMA_CHECK(backend_.begin_pass(
+        {.rows = rows.count, .numbers = rows.numbers(), .segments = rows.all_segments(), .canvases = {}}));
 
-    backend_.embed(ids, *weights_.embedding, weights_.embedding_scale, x_);
+    backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
     show(probe, Probe::Stage::input, -1, x_);
     for (std::size_t l = 0; l < weights_.layers.size(); ++l)
         layer(l, rows, weights_.layers[l].encoder_scalar, probe);
@@ -75,14 +112,14 @@ Status Model::encode(std::span<const Prompt> prompts, Probe* probe) {
 
     // A broken key or value breaks its own row's output in the same layer, so the rows tell about the cache
     // too.
-    const std::span<const std::int32_t> marks = backend_.watched();
+    DGEMMA_TRY(const std::span<const std::int32_t> marks, backend_.end_pass());
     for (std::size_t r = 0; r < marks.size(); ++r) {
         if (marks[r] >= 0) {
             return Error{
                 ErrorKind::non_finite,
                 fmt::format("the prompt pass produced a NaN or an infinity in layer {} at position {}: the "
                             "checkpoint's weights are damaged or overflow",
-                            marks[r], rows.positions[r])};
+                            marks[r], rows.positions()[r])};
         }
     }
     for (const Prompt& p : prompts)
@@ -92,40 +129,33 @@ Status Model::encode(std::span<const Prompt> prompts, Probe* probe) {
 
 Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
     Rows rows;
-    std::vector<std::int32_t> ids;
     std::vector<backend::HeadArgs::Canvas> heads;
     bool self_conditioned = false;
     for (const Canvas& c : canvases) {
         const std::int64_t start = c.cache->length();
         const auto count = static_cast<std::int64_t>(c.ids.size());
-        rows.segments.push_back(
-            {.first_row = rows.count, .rows = count, .cache = {}, .canvas_position = start});
-        rows.caches.push_back(c.cache);
-        for (std::int64_t i = 0; i < count; ++i) {
-            rows.positions.push_back(static_cast<std::int32_t>(start + i));
-            rows.full_begin.push_back(0);
-            // The same window - 1 cached keys for every row of the canvas: anchored at the block (6.3).
-            rows.window_begin.push_back(static_cast<std::int32_t>(
-                std::max<std::int64_t>(0, start - config_.text.sliding_window + 1)));
-            rows.key_end.push_back(static_cast<std::int32_t>(start + count));
-        }
-        ids.insert(ids.end(), c.ids.begin(), c.ids.end());
         heads.push_back(
             {.first_row = rows.count, .rows = count, .temperature = c.temperature, .logits = c.logits});
+        rows.begin_segment(c.cache, count, start);
+        // The same window - 1 cached keys for every row of the canvas: anchored at the block (6.3).
+        const std::int64_t window = std::max<std::int64_t>(0, start - config_.text.sliding_window + 1);
+        for (std::int64_t i = 0; i < count; ++i)
+            rows.add(c.ids[static_cast<std::size_t>(i)], start + i, 0, window, start + count);
         self_conditioned |= c.self_condition;
-        rows.count += count;
     }
     if (rows.count == 0) return {};
+    rows.seal(weights_.layers.size());
     DGEMMA_CHECK(prepare_workspace(rows.count));
-    backend_.begin_watch(rows.count);
+    DGEMMA_CHECK(backend_.begin_pass(
+        {.rows = rows.count, .numbers = rows.numbers(), .segments = rows.all_segments(), .canvases = heads}));
     const float eps = config_.text.rms_eps;
 
     // Self-conditioned input (6.1). Without a previous pass s is zero, the branch gives exactly zero and is
     // skipped; the norm that follows is not.
-    backend_.embed(ids, *weights_.embedding, weights_.embedding_scale, x_);
+    backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
     if (self_conditioned) {
         for (std::size_t i = 0; i < canvases.size(); ++i) {
-            const backend::AttentionSegment& s = rows.segments[i];
+            const backend::AttentionSegment& s = rows.segments(0)[i];
             const std::size_t row_bytes =
                 static_cast<std::size_t>(branch_.cols) * backend_.activation_bytes();
             const Mat soft{
@@ -155,10 +185,10 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
                    .softcap = config_.text.final_softcap,
                    .canvases = heads});
 
-    const std::span<const std::int32_t> marks = backend_.watched();
+    DGEMMA_TRY(const std::span<const std::int32_t> marks, backend_.end_pass());
     for (std::size_t i = 0; i < canvases.size(); ++i) {
         canvases[i].broken_layer.reset();
-        const backend::AttentionSegment& s = rows.segments[i];
+        const backend::AttentionSegment& s = rows.segments(0)[i];
         for (std::int64_t r = s.first_row; r < s.first_row + s.rows; ++r) {
             const std::int32_t mark = marks[static_cast<std::size_t>(r)];
             if (mark >= 0) canvases[i].broken_layer = std::min(mark, canvases[i].broken_layer.value_or(mark));
@@ -188,29 +218,28 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
         backend_.copy(k,
                       v);  // full layers: the value is the raw key projection, before its norm and rotation
     }
-    backend_.norm_heads(q, kind.head_dim, w.q_norm.get(), eps, w.frequencies, rows.positions);
-    backend_.norm_heads(k, kind.head_dim, w.k_norm.get(), eps, w.frequencies, rows.positions);
-    backend_.norm_heads(v, kind.head_dim, nullptr, eps, {}, {});
+    backend_.norm_heads(q, kind.head_dim, w.q_norm.get(), eps, w.frequencies.get(), rows.positions());
+    backend_.norm_heads(k, kind.head_dim, w.k_norm.get(), eps, w.frequencies.get(), rows.positions());
+    backend_.norm_heads(v, kind.head_dim, nullptr, eps, nullptr, {});
 
-    std::vector<backend::AttentionSegment> segments = rows.segments;
-    for (std::size_t i = 0; i < segments.size(); ++i) {
-        segments[i].cache = rows.caches[i]->layer(l);
-        if (rows.store) {
-            const std::int64_t position = rows.positions[static_cast<std::size_t>(segments[i].first_row)];
-            backend_.store_kv(k, v, segments[i].first_row, segments[i].rows, position, kind.kv_heads,
-                              segments[i].cache);
+    const std::span<const backend::AttentionSegment> segments = rows.segments(l);
+    if (rows.store) {
+        for (const backend::AttentionSegment& s : segments) {
+            const std::int64_t position = rows.positions()[static_cast<std::size_t>(s.first_row)];
+            backend_.store_kv(k, v, s.first_row, s.rows, position, kind.kv_heads, s.cache);
         }
     }
-    backend_.attention({.q = q,
-                        .k = k,
-                        .v = v,
-                        .segments = segments,
-                        .key_begin = kind.kind == LayerKind::sliding ? rows.window_begin : rows.full_begin,
-                        .key_end = rows.key_end,
-                        .heads = config_.text.heads,
-                        .kv_heads = kind.kv_heads,
-                        .head_dim = kind.head_dim,
-                        .out = attended});
+    backend_.attention(
+        {.q = q,
+         .k = k,
+         .v = v,
+         .segments = segments,
+         .key_begin = kind.kind == LayerKind::sliding ? rows.window_begin() : rows.full_begin(),
+         .key_end = rows.key_end(),
+         .heads = config_.text.heads,
+         .kv_heads = kind.kv_heads,
+         .head_dim = kind.head_dim,
+         .out = attended});
     backend_.project(attended, *w.o_proj, branch_);
     show(probe, Probe::Stage::attention, number, branch_);
     backend_.norm_then_add(branch_, *w.post_attention_norm, eps, x_, x_);  // x_ is h from here on

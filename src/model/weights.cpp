@@ -91,10 +91,13 @@ Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& 
         DGEMMA_CHECK(load.take(to.encoder_scalar,
                                fmt::format("model.encoder.language_model.layers.{}.layer_scalar", l),
                                p + "layer_scalar"));
-        to.frequencies = rotary_frequencies(layer);
+        std::vector<float> frequencies = rotary_frequencies(layer);
         if (options.round_frequencies) {
-            for (float& f : to.frequencies) f = round_bf16(f);
+            for (float& f : frequencies) f = round_bf16(f);
         }
+        DGEMMA_TRY(to.frequencies, backend.prepare({reinterpret_cast<const std::byte*>(frequencies.data()),
+                                                    Dtype::f32,
+                                                    {static_cast<std::int64_t>(frequencies.size())}}));
     }
     return w;
 }

@@ -25,7 +25,7 @@ struct LayerWeights {
     WeightPtr router_scale, router_proj, per_expert_scale;
     WeightPtr gate_up, expert_down;            // [E, 2 * width, H], [E, H, width]
     WeightPtr decoder_scalar, encoder_scalar;  // [1]; the encoder's may be the decoder's tensor
-    std::vector<float> frequencies;            // [D/2], rotary, f32
+    WeightPtr frequencies;                     // [D/2], rotary, f32
 };
 
 struct Weights {

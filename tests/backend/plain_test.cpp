@@ -239,17 +239,18 @@ TEST_P(Plain, HeadsAreNormedAndRotated) {
     for (const int d : {16, 64, 256}) {
         const std::int64_t rows = 5, cols = 3 * d;
         const std::vector<float> x = activations(rows * cols);
-        std::vector<float> frequencies(static_cast<std::size_t>(d / 2));
+        std::vector<float> turns(static_cast<std::size_t>(d / 2));
         for (int i = 0; i < d / 4; ++i)
-            frequencies[static_cast<std::size_t>(i)] =
+            turns[static_cast<std::size_t>(i)] =
                 std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(d));
+        const HostTensor frequencies(turns, Dtype::f32, {d / 2});
         const std::vector<std::int32_t> positions = {0, 1, 77, 4095, 131071};
         const HostTensor w(data.floats(d, 0.2f, 1), Dtype::f32, {d});
         same(
             [&](backend::Backend& b) {
                 const DeviceMat m(b, rows, cols, x), plain_norm(b, rows, cols, x);
-                b.norm_heads(m.mat, d, weight(b, w).get(), 1e-6f, frequencies, positions);
-                b.norm_heads(plain_norm.mat, d, nullptr, 1e-6f, {}, {});
+                b.norm_heads(m.mat, d, weight(b, w).get(), 1e-6f, weight(b, frequencies).get(), positions);
+                b.norm_heads(plain_norm.mat, d, nullptr, 1e-6f, nullptr, {});
                 std::vector<float> all = m.values();
                 const std::vector<float> other = plain_norm.values();
                 all.insert(all.end(), other.begin(), other.end());
@@ -310,7 +311,7 @@ TEST_P(Plain, BrokenRowsAreMarkedWithTheirFirstStage) {
     for (backend::Backend* b : {plain.get(), reference.get()}) {
         std::vector<float> values(4 * 50, 1.0f);
         const DeviceMat x(*b, 4, 50, values);
-        b->begin_watch(4);
+        ASSERT_TRUE(b->begin_pass({.rows = 4, .numbers = {}, .segments = {}, .canvases = {}}));
         b->watch(x.mat, 0);
         values[50 + 49] = std::numeric_limits<float>::infinity();
         b->upload(values, x.mat);
@@ -318,7 +319,8 @@ TEST_P(Plain, BrokenRowsAreMarkedWithTheirFirstStage) {
         values[3 * 50] = std::numeric_limits<float>::quiet_NaN();
         b->upload(values, x.mat);
         b->watch(x.mat, 2);
-        EXPECT_EQ(std::vector<std::int32_t>(b->watched().begin(), b->watched().end()),
+        const std::span<const std::int32_t> marks = b->end_pass().value();
+        EXPECT_EQ(std::vector<std::int32_t>(marks.begin(), marks.end()),
                   (std::vector<std::int32_t>{-1, 1, -1, 2}));
     }
 }

@@ -98,26 +98,27 @@ class Keep final : public model::Probe {
 
 // Keys or values of a layer by position, [kv_heads, kept, D]: the last `window - 1` tokens of a sliding
 // layer.
-inline std::vector<float> cached(const model::Config& config, const model::KvCache& cache, std::size_t l,
-                                 bool keys) {
-    const model::LayerConfig& layer = config.text.layers[l];
+inline std::vector<float> cached(LoadedModel& m, const model::KvCache& cache, std::size_t l, bool keys) {
+    const model::LayerConfig& layer = m.config.text.layers[l];
     const backend::KvPages pages = cache.layer(l);
     const std::int64_t begin =
         layer.kind == model::LayerKind::sliding
-            ? std::max<std::int64_t>(0, cache.length() - config.text.sliding_window + 1)
+            ? std::max<std::int64_t>(0, cache.length() - m.config.text.sliding_window + 1)
             : 0;
+    const std::int64_t in_page = layer.kv_heads * backend::page_tokens * layer.head_dim;
+    std::vector<std::vector<std::byte>> held;
+    for (const void* page : keys ? pages.keys : pages.values) {
+        held.emplace_back(static_cast<std::size_t>(in_page) * size_of(pages.type));
+        m.backend->read_memory(page, held.back());
+    }
     std::vector<float> out;
     for (int h = 0; h < layer.kv_heads; ++h) {
         for (std::int64_t p = begin; p < cache.length(); ++p) {
             const std::int64_t slot = p % pages.capacity;
-            const void* page =
-                (keys ? pages.keys : pages.values)[static_cast<std::size_t>(slot / backend::page_tokens)];
+            const Tensor page{
+                held[static_cast<std::size_t>(slot / backend::page_tokens)].data(), pages.type, {in_page}};
             const std::int64_t at = (h * backend::page_tokens + slot % backend::page_tokens) * layer.head_dim;
-            for (int d = 0; d < layer.head_dim; ++d) {
-                out.push_back(pages.type == Dtype::f32
-                                  ? static_cast<const float*>(page)[at + d]
-                                  : bf16_to_f32(static_cast<const std::uint16_t*>(page)[at + d]));
-            }
+            for (int d = 0; d < layer.head_dim; ++d) out.push_back(element_as_f32(page, at + d));
         }
     }
     return out;

@@ -87,8 +87,8 @@ TEST_P(Parity, StaticTensors) {
         must(m.model.encode(cache, ids, &encoder));
         for (const auto& [name, values] : encoder.seen) compare(p + "encoder." + name, values, kState);
         for (std::size_t l = 0; l < layers; ++l) {
-            compare(p + "cache.k" + std::to_string(l), cached(m.config, cache, l, true), kState);
-            compare(p + "cache.v" + std::to_string(l), cached(m.config, cache, l, false), kState);
+            compare(p + "cache.k" + std::to_string(l), cached(m, cache, l, true), kState);
+            compare(p + "cache.v" + std::to_string(l), cached(m, cache, l, false), kState);
         }
 
         Keep decoder;
@@ -120,7 +120,7 @@ TEST_P(Parity, StaticTensors) {
         EXPECT_EQ(committed, golden.i32(p + "block2.committed"));
         must(m.model.encode(cache, committed));
         for (std::size_t l = 0; l < layers; ++l)
-            compare(p + "block2.cache.k" + std::to_string(l), cached(m.config, cache, l, true), kState);
+            compare(p + "block2.cache.k" + std::to_string(l), cached(m, cache, l, true), kState);
         const std::vector<std::int32_t> reversed(canvas.rbegin(), canvas.rend());
         compare(p + "block2.logits", m.denoise(cache, reversed, *logits, false), kLogits);
     }
@@ -149,9 +149,8 @@ TEST(Parity, Bf16Encoder) {
             must(m.model.encode(cache, golden.i32(p + "ids"), &encoder));
             EXPECT_EQ(encoder.seen["last_hidden"], golden.f32(p + "encoder.last_hidden")) << p;
             for (std::size_t l = 0; l < m.config.text.layers.size(); ++l) {
-                EXPECT_EQ(cached(m.config, cache, l, true), golden.f32(p + "cache.k" + std::to_string(l)))
-                    << p << l;
-                EXPECT_EQ(cached(m.config, cache, l, false), golden.f32(p + "cache.v" + std::to_string(l)))
+                EXPECT_EQ(cached(m, cache, l, true), golden.f32(p + "cache.k" + std::to_string(l))) << p << l;
+                EXPECT_EQ(cached(m, cache, l, false), golden.f32(p + "cache.v" + std::to_string(l)))
                     << p << l;
             }
         }

@@ -215,8 +215,8 @@ TEST(Batch, BitsDoNotDependOnCutsNeighboursOrThreads) {
     }
     ASSERT_EQ(done, ids.size());
     for (std::size_t l = 0; l < one.config.text.layers.size(); ++l) {
-        EXPECT_EQ(cached(one.config, whole, l, true), cached(many.config, cut, l, true)) << l;
-        EXPECT_EQ(cached(one.config, whole, l, false), cached(many.config, cut, l, false)) << l;
+        EXPECT_EQ(cached(one, whole, l, true), cached(many, cut, l, true)) << l;
+        EXPECT_EQ(cached(one, whole, l, false), cached(many, cut, l, false)) << l;
     }
     auto alone = one.logits();
     auto beside = many.logits(), stranger = many.logits();

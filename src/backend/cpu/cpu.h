@@ -75,13 +75,19 @@ class HostBackend : public Backend {
     void set_logits(Logits& logits, std::span<const float> zt) override;
     void download(const Mat& from, std::span<float> to) override;
     void upload(std::span<const float> from, const Mat& to) override;
+    void read_memory(const void* from, std::span<std::byte> to) override;
     void fill_zero(const Mat& to) override;
     void copy(const Mat& from, const Mat& to) override;
     void store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
                   std::int64_t position, int kv_heads, const KvPages& cache) override;
-    void begin_watch(std::int64_t rows) override { marks_.assign(static_cast<std::size_t>(rows), -1); }
+    Status begin_pass(const PassInputs& inputs) override {
+        marks_.assign(static_cast<std::size_t>(inputs.rows), -1);
+        return {};
+    }
+    Result<std::span<const std::int32_t>> end_pass() override {
+        return std::span<const std::int32_t>(marks_);
+    }
     void watch(const Mat& x, std::int32_t stage) override;
-    [[nodiscard]] std::span<const std::int32_t> watched() override { return marks_; }
 
   protected:
     // rb of the contract: a rounding point of the bf16 profile.

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cassert>
 #include <cmath>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -65,6 +66,10 @@ void HostBackend::download(const Mat& from, std::span<float> to) {
 void HostBackend::upload(std::span<const float> from, const Mat& to) {
     assert(static_cast<std::int64_t>(from.size()) == to.rows * to.cols);
     std::copy(from.begin(), from.end(), f32(to));
+}
+
+void HostBackend::read_memory(const void* from, std::span<std::byte> to) {
+    std::memcpy(to.data(), from, to.size());
 }
 
 void HostBackend::fill_zero(const Mat& to) { std::fill_n(f32(to), to.rows * to.cols, 0.0f); }

@@ -144,14 +144,14 @@ class PlainBackend final : public HostBackend {
         products_.run(std::span(&last, 1), bf16_);
     }
 
-    void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps,
-                    std::span<const float> frequencies, std::span<const std::int32_t> positions) override {
+    void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps, const Weight* frequencies,
+                    std::span<const std::int32_t> positions) override {
         const float* w = weight == nullptr ? nullptr : host(*weight).vector();
         for_rows(x.rows, [&](std::int64_t r) {
             for (std::int64_t c = 0; c < x.cols; c += head_dim)
                 rms_norm_row(row(x, r) + c, w, head_dim, eps, bf16_, row(x, r) + c);
-            if (frequencies.empty()) return;
-            rotate_row(row(x, r), x.cols, head_dim, frequencies.data(),
+            if (frequencies == nullptr) return;
+            rotate_row(row(x, r), x.cols, head_dim, host(*frequencies).vector(),
                        positions[static_cast<std::size_t>(r)], bf16_);
         });
     }

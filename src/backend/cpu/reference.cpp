@@ -103,16 +103,16 @@ class ReferenceBackend final : public HostBackend {
         matmul(g.data(), x.rows, host(down).tensor(), 0, width, out.cols, f32(out));
     }
 
-    void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps,
-                    std::span<const float> frequencies, std::span<const std::int32_t> positions) override {
+    void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps, const Weight* frequencies,
+                    std::span<const std::int32_t> positions) override {
         const float* w = weight == nullptr ? nullptr : host(*weight).vector();
         for (std::int64_t r = 0; r < x.rows; ++r) {
             for (std::int64_t c = 0; c < x.cols; c += head_dim) {
                 float* head = row(x, r) + c;
                 rms_norm_row(head, w, head_dim, eps, bf16_, head);
-                if (!frequencies.empty()) {
-                    rotate_head(head, head_dim, frequencies.data(), positions[static_cast<std::size_t>(r)],
-                                bf16_);
+                if (frequencies != nullptr) {
+                    rotate_head(head, head_dim, host(*frequencies).vector(),
+                                positions[static_cast<std::size_t>(r)], bf16_);
                 }
             }
         }
