@@ -122,8 +122,9 @@ class JsonReader {
     std::string_view problem_;
 };
 
-// "line 2, column 7" of a byte.
+// "line 2, column 7" of a byte; the column alone in a text of one line.
 std::string place_of(std::string_view text, std::size_t pos) {
+    if (text.find('\n') == std::string_view::npos) return fmt::format("column {}", pos + 1);
     text = text.substr(0, pos);
     const auto line = std::count(text.begin(), text.end(), '\n') + 1;
     const std::size_t start = text.rfind('\n') == std::string_view::npos ? 0 : text.rfind('\n') + 1;
