@@ -198,10 +198,10 @@ class Backend {
     // positions: [n].
     virtual void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps,
                             const Weight* frequencies, std::span<const std::int32_t> positions) = 0;
-    // Writes rows [first_row, first_row + rows) of k and v to the slots of positions `position`, `position` +
-    // 1, ...
-    virtual void store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
-                          std::int64_t position, int kv_heads, const KvPages& cache) = 0;
+    // Writes every segment's rows of k and v to the slots of their positions in the segment's cache.
+    // positions: [n].
+    virtual void store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
+                          std::span<const std::int32_t> positions, int kv_heads) = 0;
     // softmax over a row's keys of q k^T (not divided by sqrt(D)), times v. Query head j reads kv head j *
     // kv_heads / heads.
     virtual void attention(const AttentionArgs& args) = 0;

@@ -223,12 +223,7 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
     backend_.norm_heads(v, kind.head_dim, nullptr, eps, nullptr, {});
 
     const std::span<const backend::AttentionSegment> segments = rows.segments(l);
-    if (rows.store) {
-        for (const backend::AttentionSegment& s : segments) {
-            const std::int64_t position = rows.positions()[static_cast<std::size_t>(s.first_row)];
-            backend_.store_kv(k, v, s.first_row, s.rows, position, kind.kv_heads, s.cache);
-        }
-    }
+    if (rows.store) backend_.store_kv(k, v, segments, rows.positions(), kind.kv_heads);
     backend_.attention(
         {.q = q,
          .k = k,

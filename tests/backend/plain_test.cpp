@@ -1,6 +1,7 @@
 // Every operation of the plain backend against the scalar oracle: the model's sizes and awkward ones,
 // poisoned outputs, each table of kernels that this machine can run.
 #include <algorithm>
+#include <numeric>
 
 #include <gtest/gtest.h>
 
@@ -170,13 +171,21 @@ TEST_P(Plain, Attention) {
                     constexpr std::int64_t start = 200;  // the ring wraps
                     const DeviceMat ok(b, s.cached, s.kv_heads * s.d, old_k),
                         ov(b, s.cached, s.kv_heads * s.d, old_v);
-                    if (s.cached > 0) b.store_kv(ok.mat, ov.mat, 0, s.cached, start, s.kv_heads, pages);
+                    const auto store = [&](const DeviceMat& keys_of, const DeviceMat& values_of,
+                                           std::int64_t first_position) {
+                        const backend::AttentionSegment stored{0, keys_of.mat.rows, pages};
+                        std::vector<std::int32_t> positions(static_cast<std::size_t>(keys_of.mat.rows));
+                        std::iota(positions.begin(), positions.end(),
+                                  static_cast<std::int32_t>(first_position));
+                        b.store_kv(keys_of.mat, values_of.mat, std::span(&stored, 1), positions, s.kv_heads);
+                    };
+                    if (s.cached > 0) store(ok, ov, start);
                     const DeviceMat qm(b, n, s.heads * s.d, q), km(b, n, s.kv_heads * s.d, k),
                         vm(b, n, s.kv_heads * s.d, v), out(b, n, s.heads * s.d);
                     backend::AttentionSegment segment{0, n, pages, start + s.cached};
                     if (causal) {
                         segment.canvas_position = -1;
-                        b.store_kv(km.mat, vm.mat, 0, n, start + s.cached, s.kv_heads, pages);
+                        store(km, vm, start + s.cached);
                     }
                     std::vector<std::int32_t> begin, end;
                     for (std::int32_t r = 0; r < n; ++r) {

@@ -2,6 +2,7 @@
 // self-conditioning, the recorded logits (goldens/hf/README). And two prompts in one batch, run freely.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -250,8 +251,11 @@ TEST(Masks, CanvasSeesTheLastWindowMinusOneKeys) {
                 k[i] = std::sin(static_cast<float>(i)), v[i] = std::cos(static_cast<float>(3 * i));
             for (std::size_t i = 0; i < q.size(); ++i) q[i] = std::sin(static_cast<float>(7 * i)) * 0.3f;
             if (changed >= 0) v[static_cast<std::size_t>(changed * d)] += 1.0f;
-            backend->store_kv({k.data(), cached_tokens, d}, {v.data(), cached_tokens, d}, 0, cached_tokens, 0,
-                              kv_heads, cache.layer(0));
+            const backend::AttentionSegment stored{0, cached_tokens, cache.layer(0)};
+            std::vector<std::int32_t> positions(cached_tokens);
+            std::iota(positions.begin(), positions.end(), 0);
+            backend->store_kv({k.data(), cached_tokens, d}, {v.data(), cached_tokens, d},
+                              std::span(&stored, 1), positions, kv_heads);
             const backend::AttentionSegment segment{0, canvas, cache.layer(0), cached_tokens};
             const std::vector<std::int32_t> begin(canvas, cached_tokens - (window - 1)),
                 end(canvas, cached_tokens + canvas);

@@ -78,8 +78,8 @@ class HostBackend : public Backend {
     void read_memory(const void* from, std::span<std::byte> to) override;
     void fill_zero(const Mat& to) override;
     void copy(const Mat& from, const Mat& to) override;
-    void store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
-                  std::int64_t position, int kv_heads, const KvPages& cache) override;
+    void store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
+                  std::span<const std::int32_t> positions, int kv_heads) override;
     Status begin_pass(const PassInputs& inputs) override {
         marks_.assign(static_cast<std::size_t>(inputs.rows), -1);
         return {};

@@ -79,25 +79,27 @@ void HostBackend::copy(const Mat& from, const Mat& to) {
     std::copy_n(f32(from), from.rows * from.cols, f32(to));
 }
 
-void HostBackend::store_kv(const Mat& k, const Mat& v, std::int64_t first_row, std::int64_t rows,
-                           std::int64_t position, int kv_heads, const KvPages& cache) {
+void HostBackend::store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
+                           std::span<const std::int32_t> positions, int kv_heads) {
     const std::int64_t head_dim = k.cols / kv_heads;
-    for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t slot = (position + r) % cache.capacity;
-        const auto page = static_cast<std::size_t>(slot / page_tokens);
-        for (int h = 0; h < kv_heads; ++h) {
-            const std::int64_t at = (h * page_tokens + slot % page_tokens) * head_dim;
-            const auto write = [&](const Mat& from, void* to) {
-                const float* source = row(from, first_row + r) + h * head_dim;
-                if (cache.type == Dtype::bf16) {
-                    auto* out = static_cast<std::uint16_t*>(to) + at;
-                    for (std::int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_bf16(source[d]);
-                } else {
-                    std::copy_n(source, head_dim, static_cast<float*>(to) + at);
-                }
-            };
-            write(k, cache.keys[page]);
-            write(v, cache.values[page]);
+    for (const AttentionSegment& s : segments) {
+        for (std::int64_t r = s.first_row; r < s.first_row + s.rows; ++r) {
+            const std::int64_t slot = positions[static_cast<std::size_t>(r)] % s.cache.capacity;
+            const auto page = static_cast<std::size_t>(slot / page_tokens);
+            for (int h = 0; h < kv_heads; ++h) {
+                const std::int64_t at = (h * page_tokens + slot % page_tokens) * head_dim;
+                const auto write = [&](const Mat& from, void* to) {
+                    const float* source = row(from, r) + h * head_dim;
+                    if (s.cache.type == Dtype::bf16) {
+                        auto* out = static_cast<std::uint16_t*>(to) + at;
+                        for (std::int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_bf16(source[d]);
+                    } else {
+                        std::copy_n(source, head_dim, static_cast<float*>(to) + at);
+                    }
+                };
+                write(k, s.cache.keys[page]);
+                write(v, s.cache.values[page]);
+            }
         }
     }
 }
