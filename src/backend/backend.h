@@ -17,12 +17,15 @@
 #include "base/result.h"
 #include "base/row_stats.h"
 #include "base/tensor.h"
+#include "base/weight_view.h"
 
 namespace dgemma::backend {
 
-// Where results are rounded (contract/model.md 3). f32: nowhere. bf16: at every rounding point of the
-// contract's "HF-bf16 profile"; the sums themselves stay f32 or better.
-enum class Precision : std::uint8_t { f32, bf16 };
+// Where results are rounded (contract/model.md 3). f32: nowhere. bf16: at every rounding point of the contract's
+// "HF-bf16 profile"; the sums themselves stay f32 or better. mixed: nowhere but in the operands of the large
+// products, which become bf16 (or 8 bits, where the weight has no more) if the machine multiplies those faster;
+// norms, router, softmax and head statistics stay f32.
+enum class Precision : std::uint8_t { f32, bf16, mixed };
 
 // A matrix of activations [rows, cols], row-major and dense, in the backend's own memory and element type.
 struct Mat {
@@ -154,6 +157,9 @@ class Backend {
     // The view behind a matrix or bank must outlive the weight: a backend may read it in place. A vector is
     // copied. Floating types.
     virtual Result<std::unique_ptr<Weight>> prepare(const Tensor& host) = 0;
+    // The same for a weight in any encoding. Errors: unsupported, naming an encoding the backend has no
+    // kernel for.
+    virtual Result<std::unique_ptr<Weight>> prepare_encoded(const WeightView& host);
     virtual Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) = 0;
     // zt as given [rows, V]: scripted logits and recorded ones.
     virtual void set_logits(Logits& logits, std::span<const float> zt) = 0;

@@ -34,12 +34,12 @@ class HostStorage final : public Storage {
 // A view of the file's bytes; vectors are copied to f32 since every use wants them so.
 class HostWeight final : public Weight {
   public:
-    explicit HostWeight(const Tensor& host);
-    [[nodiscard]] const Tensor& tensor() const { return tensor_; }
+    explicit HostWeight(const WeightView& host);
+    [[nodiscard]] const WeightView& view() const { return view_; }
     [[nodiscard]] const float* vector() const { return vector_.data(); }  // [n]; of one-dimensional weights
 
   private:
-    Tensor tensor_;
+    WeightView view_;
     std::vector<float> vector_;
 };
 
@@ -70,7 +70,10 @@ class HostBackend : public Backend {
     [[nodiscard]] Precision precision() const override { return precision_; }
     [[nodiscard]] std::size_t activation_bytes() const override { return sizeof(float); }
     Result<std::unique_ptr<Storage>> allocate(std::size_t bytes) override;
-    Result<std::unique_ptr<Weight>> prepare(const Tensor& host) override;
+    Result<std::unique_ptr<Weight>> prepare(const Tensor& host) override {
+        return prepare_encoded(WeightView::of(host));
+    }
+    Result<std::unique_ptr<Weight>> prepare_encoded(const WeightView& host) override;
     Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) override;
     void set_logits(Logits& logits, std::span<const float> zt) override;
     void download(const Mat& from, std::span<float> to) override;

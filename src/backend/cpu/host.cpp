@@ -9,11 +9,15 @@
 #include <fmt/core.h>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/weight_rows.h"
 
 namespace dgemma::backend::cpu {
 
-HostWeight::HostWeight(const Tensor& host) : Weight(host.shape), tensor_(host) {
-    if (host.shape.size() == 1) vector_ = to_f32(host);
+HostWeight::HostWeight(const WeightView& host) : Weight(host.shape), view_(host) {
+    if (host.shape.size() == 1) {
+        vector_.resize(static_cast<std::size_t>(host.elements()));
+        load_row(host, 0, vector_.data());
+    }
 }
 
 HostLogits::HostLogits(std::int64_t rows, std::int64_t vocab)
@@ -33,8 +37,9 @@ Result<std::unique_ptr<Storage>> HostBackend::allocate(std::size_t bytes) {
     }
 }
 
-Result<std::unique_ptr<Weight>> HostBackend::prepare(const Tensor& host) {
-    if (host.type != Dtype::f32 && host.type != Dtype::bf16 && host.type != Dtype::f16) {
+Result<std::unique_ptr<Weight>> HostBackend::prepare_encoded(const WeightView& host) {
+    if (host.encoding == Encoding::plain && host.type != Dtype::f32 && host.type != Dtype::bf16 &&
+        host.type != Dtype::f16) {
         return Error{
             ErrorKind::unsupported,
             fmt::format("a weight of type {} cannot be computed with on the CPU: use f32, f16 or bf16",

@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/plain_experts.h"
 #include "backend/cpu/plain_kernels.h"
 #include "backend/cpu/plain_products.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/weight_rows.h"
 #include "base/thread_pool.h"
 
 namespace dgemma::backend {
@@ -29,6 +31,16 @@ const PlainKernels* plain_kernels_named(std::string_view name) {
     return name == plain_baseline.name ? &plain_baseline : nullptr;
 }
 
+const DotKernels* choose_dot_kernels([[maybe_unused]] std::string_view allowed) {
+#if defined(__x86_64__)
+    if (allowed == plain_avx512.name && __builtin_cpu_supports("avx512bf16") &&
+        __builtin_cpu_supports("avx512vnni")) {
+        return &dot_avx512;
+    }
+#endif
+    return nullptr;
+}
+
 const PlainKernels& choose_plain_kernels() {
     for (const std::string_view name : {"avx512", "avx2"}) {
         if (const PlainKernels* kernels = plain_kernels_named(name)) return *kernels;
@@ -46,19 +58,19 @@ constexpr std::int64_t kRowGrain = 4;  // rows of elementwise work a thread take
 
 class PlainBackend final : public HostBackend {
   public:
-    PlainBackend(Precision precision, int threads, const PlainKernels& kernels)
+    PlainBackend(Precision precision, int threads, const PlainKernels& kernels, const DotKernels* dots)
         : HostBackend(precision),
           bf16_(precision == Precision::bf16),
           pool_(threads),
           kernels_(kernels),
-          products_(kernels, pool_) {}
+          products_({&kernels, dots}, pool_),
+          exact_products_({&kernels, nullptr}, pool_) {}
 
     [[nodiscard]] std::string_view name() const override { return "plain"; }
 
     void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
         for_rows(out.rows, [&](std::int64_t r) {
-            load_f32(host(table).tensor(), ids[static_cast<std::size_t>(r)] * out.cols, out.cols,
-                     row(out, r));
+            load_row(host(table).view(), ids[static_cast<std::size_t>(r)], row(out, r));
             for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(row(out, r)[c] * scale);
         });
     }
@@ -69,16 +81,16 @@ class PlainBackend final : public HostBackend {
         const std::int64_t n = out.rows;
         std::vector<float> top(static_cast<std::size_t>(n)), sum(top.size());
         for_rows(n, [&](std::int64_t r) {
-            if (bf16_)
-                kernels_.round(logits.zt(r),
-                               vocab);  // the model gets bf16(z / T); nobody else reads it again
+            // The model gets bf16(z / T), and nobody else reads it again.
+            if (bf16_) kernels_.round(logits.zt(r), vocab);
             top[static_cast<std::size_t>(r)] = kernels_.max(logits.zt(r), vocab);
             sum[static_cast<std::size_t>(r)] =
                 kernels_.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(r)]);
         });
         // The vocabulary in slices: probabilities of a slice for all rows, then their share of the product.
         constexpr std::int64_t slice = 1024;
-        Panels panels(kernels_, n, slice);
+        const WeightView& rows = host(table).view();
+        Panels panels = vocab % 2 == 0 ? products_.panels_for(rows) : exact_products_.panels_for(rows);
         std::vector<float> p(static_cast<std::size_t>(n * slice));
         for (std::int64_t first = 0; first < vocab; first += slice) {
             const std::int64_t count = std::min(slice, vocab - first);
@@ -89,8 +101,7 @@ class PlainBackend final : public HostBackend {
                 kernels_.divide(to, count, sum[static_cast<std::size_t>(r)], bf16_);
             });
             panels.pack(pool_, n, count, [&](std::int64_t r) { return p.data() + r * count; });
-            products_.times_rows(panels, n, count, host(table).tensor(), first, out.cols, f32(out),
-                                 first != 0);
+            products_.times_rows(panels, count, rows, first, f32(out), first != 0);
         }
         for_rows(n, [&](std::int64_t r) {
             for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(rb(row(out, r)[c]) * scale);
@@ -121,9 +132,9 @@ class PlainBackend final : public HostBackend {
     }
 
     void project(const Mat& x, const Weight& weight, const Mat& out) override {
-        Panels panels(kernels_, x.rows, x.cols);
+        Panels panels = products_.panels_for(host(weight).view());
         panels.pack(pool_, x.rows, x.cols, [&](std::int64_t r) { return row(x, r); });
-        const Product product{&panels, x.rows, &host(weight).tensor(), 0, x.cols, out.cols, f32(out)};
+        const Product product{&panels, &host(weight).view(), 0, f32(out)};
         products_.run(std::span(&product, 1), bf16_);
     }
 
@@ -131,16 +142,21 @@ class PlainBackend final : public HostBackend {
                    const Mat& out) override {
         const std::int64_t width = gate.shape()[0];
         std::vector<float> g(static_cast<std::size_t>(x.rows * width)), u(g.size());
-        Panels panels(kernels_, x.rows, std::max(x.cols, width));
-        panels.pack(pool_, x.rows, x.cols, [&](std::int64_t r) { return row(x, r); });
-        const Product both[] = {{&panels, x.rows, &host(gate).tensor(), 0, x.cols, width, g.data()},
-                                {&panels, x.rows, &host(up).tensor(), 0, x.cols, width, u.data()}};
+        const auto source = [&](std::int64_t r) { return row(x, r); };
+        Panels gate_x = products_.panels_for(host(gate).view());
+        Panels up_x = products_.panels_for(host(up).view());
+        const bool shared = gate_x.operand() == up_x.operand();
+        gate_x.pack(pool_, x.rows, x.cols, source);
+        if (!shared) up_x.pack(pool_, x.rows, x.cols, source);
+        const Product both[] = {{&gate_x, &host(gate).view(), 0, g.data()},
+                                {shared ? &gate_x : &up_x, &host(up).view(), 0, u.data()}};
         products_.run(both, bf16_);
         for_rows(x.rows, [&](std::int64_t r) {
             kernels_.gelu_times(g.data() + r * width, u.data() + r * width, width, bf16_);
         });
+        Panels panels = products_.panels_for(host(down).view());
         panels.pack(pool_, x.rows, width, [&](std::int64_t r) { return g.data() + r * width; });
-        const Product last{&panels, x.rows, &host(down).tensor(), 0, width, out.cols, f32(out)};
+        const Product last{&panels, &host(down).view(), 0, f32(out)};
         products_.run(std::span(&last, 1), bf16_);
     }
 
@@ -168,10 +184,11 @@ class PlainBackend final : public HostBackend {
             rms_norm_row(row(h, r), nullptr, h.cols, w.eps, bf16_, x);
             for (std::int64_t c = 0; c < h.cols; ++c) x[c] = rb(rb(x[c] * scale[c]) * w.input_scale);
         });
-        Panels panels(kernels_, h.rows, h.cols);
+        // Who gets a row must not hang on the rounding of a faster product.
+        Panels panels = exact_products_.panels_for(host(*w.proj).view());
         panels.pack(pool_, h.rows, h.cols, [&](std::int64_t r) { return a.data() + r * h.cols; });
-        const Product product{&panels, h.rows, &host(*w.proj).tensor(), 0, h.cols, experts, z.data()};
-        products_.run(std::span(&product, 1), bf16_);
+        const Product product{&panels, &host(*w.proj).view(), 0, z.data()};
+        exact_products_.run(std::span(&product, 1), bf16_);
         for_rows(h.rows, [&](std::int64_t r) {
             float* p = z.data() + r * experts;
             choose_experts(p, experts, host(*w.per_expert_scale).vector(), out.ids.cols,
@@ -182,75 +199,30 @@ class PlainBackend final : public HostBackend {
 
     void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
                  const Mat& out) override {
-        const std::int64_t count = gate_up.shape()[0];
         const std::int64_t width = down.shape()[2];
         const std::int64_t hidden = x.cols;
         const std::int64_t k = routing.ids.cols;
-        const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+        const ExpertRows sorted(routing, gate_up.shape()[0]);
+        const auto places = static_cast<std::size_t>(x.rows * k);
+        std::vector<float> gu(places * static_cast<std::size_t>(2 * width)),
+            y(places * static_cast<std::size_t>(hidden));
 
-        // The (row, choice) pairs sorted by expert; within one expert by row.
-        std::vector<std::int64_t> first(static_cast<std::size_t>(count + 1));
-        for (std::int64_t i = 0; i < x.rows * k; ++i) ++first[static_cast<std::size_t>(ids[i] + 1)];
-        for (std::size_t e = 0; e < static_cast<std::size_t>(count); ++e) first[e + 1] += first[e];
-        std::vector<std::int64_t> pairs(static_cast<std::size_t>(x.rows * k));
-        std::vector<std::int64_t> next(first.begin(), first.end() - 1);
-        for (std::int64_t i = 0; i < x.rows * k; ++i)
-            pairs[static_cast<std::size_t>(next[static_cast<std::size_t>(ids[i])]++)] = i;
-
-        std::vector<float> gu(static_cast<std::size_t>(x.rows * k * 2 * width)),
-            act(static_cast<std::size_t>(x.rows * k * width));
-        std::vector<float> y(static_cast<std::size_t>(x.rows * k * hidden));
-        std::vector<Panels> panels;
-        std::vector<Product> products;
-        std::vector<std::int64_t> used;
-        for (std::int64_t e = 0; e < count; ++e) {
-            const std::int64_t begin = first[static_cast<std::size_t>(e)];
-            const std::int64_t rows = first[static_cast<std::size_t>(e + 1)] - begin;
-            if (rows == 0) continue;
-            panels.emplace_back(kernels_, rows, std::max(hidden, width));
-            used.push_back(e);
-        }
-        const auto pack = [&](std::int64_t cols, auto source) {
-            pool_.parallel_for(
-                static_cast<std::int64_t>(used.size()), 1, [&](std::int64_t from, std::int64_t to) {
-                    for (std::int64_t i = from; i < to; ++i) {
-                        const std::int64_t begin =
-                            first[static_cast<std::size_t>(used[static_cast<std::size_t>(i)])];
-                        const std::int64_t rows =
-                            first[static_cast<std::size_t>(used[static_cast<std::size_t>(i)] + 1)] - begin;
-                        panels[static_cast<std::size_t>(i)].pack_here(
-                            rows, cols, [&](std::int64_t r) { return source(begin + r); });
-                    }
-                });
-        };
-        const auto multiply = [&](const Weight& bank, std::int64_t ins, std::int64_t outs, float* to) {
-            products.clear();
-            for (std::size_t i = 0; i < used.size(); ++i) {
-                const std::int64_t begin = first[static_cast<std::size_t>(used[i])];
-                const std::int64_t rows = first[static_cast<std::size_t>(used[i] + 1)] - begin;
-                products.push_back({&panels[i], rows, &host(bank).tensor(), used[i] * ins * outs, ins, outs,
-                                    to + begin * outs});
-            }
-            products_.run(products, bf16_);
-        };
-        pack(hidden, [&](std::int64_t p) { return row(x, pairs[static_cast<std::size_t>(p)] / k); });
-        multiply(gate_up, hidden, 2 * width, gu.data());
+        multiply(
+            sorted, gate_up, hidden,
+            [&](std::int64_t p) { return row(x, sorted.row_at[static_cast<std::size_t>(p)]); }, gu.data());
         for_rows(x.rows * k, [&](std::int64_t p) {
             float* gate = gu.data() + p * 2 * width;
             kernels_.gelu_times(gate, gate + width, width, bf16_);
         });
-        pack(width, [&](std::int64_t p) { return gu.data() + p * 2 * width; });
-        multiply(down, width, hidden, y.data());
+        multiply(
+            sorted, down, width, [&](std::int64_t p) { return gu.data() + p * 2 * width; }, y.data());
 
         // Back to the rows: each row's choices stand in ascending id, and are added in that order.
-        std::vector<std::int64_t> place(pairs.size());
-        for (std::size_t p = 0; p < pairs.size(); ++p)
-            place[static_cast<std::size_t>(pairs[p])] = static_cast<std::int64_t>(p);
         for_rows(x.rows, [&](std::int64_t r) {
             float* to = row(out, r);
             std::fill_n(to, hidden, 0.0f);
             for (std::int64_t i = 0; i < k; ++i) {
-                const float* from = y.data() + place[static_cast<std::size_t>(r * k + i)] * hidden;
+                const float* from = y.data() + sorted.place_of[static_cast<std::size_t>(r * k + i)] * hidden;
                 const float weight = row(routing.weights, r)[i];
                 for (std::int64_t c = 0; c < hidden; ++c) to[c] = rb(to[c] + rb(from[c] * weight));
             }
@@ -273,14 +245,13 @@ class PlainBackend final : public HostBackend {
     }
 
     void head(const HeadArgs& a) override {
-        Panels panels(kernels_, a.x.rows, a.x.cols);
+        Panels panels = products_.panels_for(host(*a.table).view());
         for (const HeadArgs::Canvas& canvas : a.canvases) {
             auto& logits = static_cast<HostLogits&>(*canvas.logits);
             const std::int64_t vocab = logits.vocab();
             panels.pack(pool_, canvas.rows, a.x.cols,
                         [&](std::int64_t r) { return row(a.x, canvas.first_row + r); });
-            const Product product{&panels, canvas.rows, &host(*a.table).tensor(), 0, a.x.cols,
-                                  vocab,   logits.zt(0)};
+            const Product product{&panels, &host(*a.table).view(), 0, logits.zt(0)};
             products_.run(std::span(&product, 1), bf16_);
             for_rows(canvas.rows, [&](std::int64_t r) {
                 kernels_.softcap(logits.zt(r), vocab, a.softcap, canvas.temperature);
@@ -295,6 +266,28 @@ class PlainBackend final : public HostBackend {
         pool_.parallel_for(rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t r = begin; r < end; ++r) f(r);
         });
+    }
+
+    // out [places, outs]: each place's source(place) -> const float* [k] times its expert's matrix of the
+    // bank.
+    template <class Source>
+    void multiply(const ExpertRows& sorted, const Weight& bank, std::int64_t k, Source source, float* out) {
+        const WeightView& view = host(bank).view();
+        std::vector<Panels> panels(sorted.groups.size(), products_.panels_for(view));
+        std::vector<Product> products;
+        for (std::size_t g = 0; g < panels.size(); ++g) {
+            products.push_back(
+                {&panels[g], &view, sorted.groups[g].expert, out + sorted.groups[g].first * rows_of(view)});
+        }
+        pool_.parallel_for(
+            static_cast<std::int64_t>(panels.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+                for (std::int64_t g = begin; g < end; ++g) {
+                    const ExpertRows::Group& group = sorted.groups[static_cast<std::size_t>(g)];
+                    panels[static_cast<std::size_t>(g)].pack_here(
+                        group.count, k, [&](std::int64_t r) { return source(group.first + r); });
+                }
+            });
+        products_.run(products, bf16_);
     }
 
     [[nodiscard]] RowStats row_stats(const float* zt, std::int64_t n) const {
@@ -317,6 +310,7 @@ class PlainBackend final : public HostBackend {
     ThreadPool pool_;
     const PlainKernels& kernels_;
     Products products_;
+    Products exact_products_;  // without dot products
 };
 
 }  // namespace
@@ -325,7 +319,9 @@ std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, st
     const cpu::PlainKernels* kernels =
         isa.empty() ? &cpu::choose_plain_kernels() : cpu::plain_kernels_named(isa);
     if (kernels == nullptr) return nullptr;
-    return std::make_unique<PlainBackend>(precision, threads, *kernels);
+    const cpu::DotKernels* dots =
+        precision == Precision::mixed ? cpu::choose_dot_kernels(kernels->name) : nullptr;
+    return std::make_unique<PlainBackend>(precision, threads, *kernels, dots);
 }
 
 }  // namespace dgemma::backend

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "backend/cpu/rows.h"
+#include "backend/cpu/weight_rows.h"
 
 namespace dgemma::backend::cpu {
 
@@ -15,64 +17,228 @@ float* thread_scratch(int slot, std::int64_t n) {
     return own.data();
 }
 
-void Products::run(std::span<const Product> products, bool bf16) {
-    const std::int64_t width = kernels_.cols;
-    std::vector<std::int64_t> first_item(products.size() + 1);
-    for (std::size_t i = 0; i < products.size(); ++i)
-        first_item[i + 1] = first_item[i] + (products[i].outs + width - 1) / width;
+// ---------------------------------------------------------------------------------------------- panels
 
-    const auto one_tile = [&](const Product& p, std::int64_t column) {
-        const std::int64_t valid = std::min(width, p.outs - column);
-        float* row = thread_scratch(0, p.ins);
-        float* tile = thread_scratch(1, p.ins * width);  // [ins][width]
-        for (std::int64_t j = 0; j < width; ++j) {
-            if (j < valid) {
-                load_f32(*p.weight, p.first + (column + j) * p.ins, p.ins, row);
-                for (std::int64_t i = 0; i < p.ins; ++i) tile[i * width + j] = row[i];
-            } else {
-                for (std::int64_t i = 0; i < p.ins; ++i) tile[i * width + j] = 0.0f;
-            }
-        }
-        float* c = thread_scratch(2, kernels_.rows * width);
-        for (std::int64_t r = 0; r < p.rows; r += kernels_.rows) {
-            kernels_.tile(p.ins, p.x->panel(r / kernels_.rows, p.ins), tile, width, c, width, false);
-            if (bf16) kernels_.round(c, kernels_.rows * width);
-            const std::int64_t rows = std::min<std::int64_t>(kernels_.rows, p.rows - r);
-            for (std::int64_t i = 0; i < rows; ++i)
-                std::copy_n(c + i * width, valid, p.out + (r + i) * p.outs + column);
-        }
+void Panels::layout(std::int64_t rows, std::int64_t k) {
+    rows_ = rows;
+    k_ = k;
+    const std::int64_t height = operand_ == Operand::f32    ? kernels_.plain->rows
+                                : operand_ == Operand::bf16 ? kMaxBf16Rows
+                                                            : kMaxByteRows;
+    panels_ = (rows + height - 1) / height;
+    const auto resize = [](auto& vector, std::int64_t n) {
+        if (static_cast<std::int64_t>(vector.size()) < n) vector.resize(static_cast<std::size_t>(n));
     };
+    if (operand_ == Operand::f32) {
+        resize(f32_, panels_ * height * k);
+        // The rows that fill up the last panel; the others are written by pack_row.
+        for (std::int64_t r = rows; r < panels_ * height; ++r) {
+            float* to = f32_.data() + (panels_ - 1) * height * k + r % height;
+            for (std::int64_t c = 0; c < k; ++c) to[c * height] = 0.0f;
+        }
+    } else if (operand_ == Operand::bf16) {
+        resize(words_, rows * (k / 2));
+    } else {
+        resize(words_, rows * (k / 4));
+        resize(scales_, rows * ((k + kByteBlock - 1) / kByteBlock));
+        resize(sums_, rows * (k / kAffineGroup));
+    }
+}
+
+std::int64_t Panels::first_row(std::int64_t panel) const {
+    if (operand_ == Operand::f32) return std::min(rows_, panel * kernels_.plain->rows);
+    return panels_ == 0 ? 0 : panel * rows_ / panels_;
+}
+
+const float* Panels::f32(std::int64_t panel) const { return f32_.data() + panel * kernels_.plain->rows * k_; }
+const std::uint32_t* Panels::pairs(std::int64_t panel) const {
+    return words_.data() + first_row(panel) * (k_ / 2);
+}
+BytePanel Panels::bytes(std::int64_t panel) const {
+    const std::int64_t first = first_row(panel);
+    return {reinterpret_cast<const std::int32_t*>(words_.data()) + first * (k_ / 4),
+            scales_.data() + first * ((k_ + kByteBlock - 1) / kByteBlock),
+            sums_.data() + first * (k_ / kAffineGroup)};
+}
+
+void Panels::pack_row(std::int64_t r, const float* x) {
+    if (operand_ == Operand::f32) {
+        const std::int64_t height = kernels_.plain->rows;
+        float* to = f32_.data() + r / height * height * k_ + r % height;
+        for (std::int64_t c = 0; c < k_; ++c) to[c * height] = x[c];
+        return;
+    }
+    // The panel of row r: the last one that begins at or before it.
+    std::int64_t panel = r * panels_ / rows_;
+    while (first_row(panel + 1) <= r) ++panel;
+    const std::int64_t first = first_row(panel);
+    const std::int64_t height = first_row(panel + 1) - first;
+    const std::int64_t i = r - first;
+    if (operand_ == Operand::bf16) {
+        kernels_.dots->round_row(x, k_, height, words_.data() + first * (k_ / 2) + i);
+    } else {
+        const std::int64_t blocks = (k_ + kByteBlock - 1) / kByteBlock;
+        kernels_.dots->quantise_row(
+            x, k_, height, reinterpret_cast<std::int32_t*>(words_.data()) + first * (k_ / 4) + i,
+            scales_.data() + first * blocks + i, sums_.data() + first * (k_ / kAffineGroup) + i);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- products
+
+Operand Products::operand_for(const WeightView& w) const {
+    if (kernels_.dots == nullptr) return Operand::f32;
+    if (w.encoding == Encoding::plain)
+        return w.type == Dtype::bf16 && cols_of(w) % 2 == 0 ? Operand::bf16 : Operand::f32;
+    const bool affine = w.encoding == Encoding::affine8 || w.encoding == Encoding::affine4;
+    return affine && w.layout == Layout::tiles ? Operand::bytes : Operand::f32;
+}
+
+void Products::run(std::span<const Product> products, bool bf16) {
+    const auto width_of = [&](const Product& p) {
+        return p.x->operand() == Operand::f32 ? std::int64_t{kernels_.plain->cols} : kTileRows;
+    };
+    std::vector<std::int64_t> first_item(products.size() + 1);
+    for (std::size_t i = 0; i < products.size(); ++i) {
+        first_item[i + 1] = first_item[i] + (rows_of(*products[i].weight) + width_of(products[i]) - 1) /
+                                                width_of(products[i]);
+    }
     pool_.parallel_for(first_item.back(), 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t item = begin; item < end; ++item) {
             const auto after = std::upper_bound(first_item.begin(), first_item.end(), item);
             const auto i = static_cast<std::size_t>(after - first_item.begin() - 1);
-            one_tile(products[i], (item - first_item[i]) * width);
+            const std::int64_t column = (item - first_item[i]) * width_of(products[i]);
+            if (products[i].x->operand() == Operand::f32) {
+                tile_f32(products[i], column, bf16);
+            } else {
+                tile_dots(products[i], column);
+            }
         }
     });
 }
 
-void Products::times_rows(const Panels& p, std::int64_t rows, std::int64_t count, const Tensor& table,
-                          std::int64_t first, std::int64_t cols, float* out, bool add) {
-    const std::int64_t width = kernels_.cols;
-    pool_.parallel_for((cols + width - 1) / width, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) {
-            const std::int64_t column = t * width;
-            const std::int64_t valid = std::min(width, cols - column);
-            float* tile = thread_scratch(1, count * width);
-            for (std::int64_t i = 0; i < count; ++i) {
-                load_f32(table, (first + i) * cols + column, valid, tile + i * width);
-                std::fill_n(tile + i * width + valid, width - valid, 0.0f);
-            }
-            float* c = thread_scratch(2, kernels_.rows * width);
-            for (std::int64_t r = 0; r < rows; r += kernels_.rows) {
-                const std::int64_t here = std::min<std::int64_t>(kernels_.rows, rows - r);
-                if (add) {
-                    for (std::int64_t i = 0; i < here; ++i)
-                        std::copy_n(out + (r + i) * cols + column, valid, c + i * width);
+// Columns [column, column + cols of the kernel) of a product: the weight's rows, expanded to f32 [ins][cols].
+void Products::tile_f32(const Product& p, std::int64_t column, bool bf16) {
+    const std::int64_t width = kernels_.plain->cols;
+    const std::int64_t outs = rows_of(*p.weight), ins = cols_of(*p.weight);
+    const std::int64_t valid = std::min(width, outs - column);
+    float* row = thread_scratch(0, ins);
+    float* tile = thread_scratch(1, ins * width);
+    for (std::int64_t j = 0; j < width; ++j) {
+        if (j < valid) {
+            load_row(*p.weight, p.matrix * outs + column + j, row);
+            for (std::int64_t i = 0; i < ins; ++i) tile[i * width + j] = row[i];
+        } else {
+            for (std::int64_t i = 0; i < ins; ++i) tile[i * width + j] = 0.0f;
+        }
+    }
+    float* c = thread_scratch(2, kernels_.plain->rows * width);
+    for (std::int64_t panel = 0; panel < p.x->panels(); ++panel) {
+        kernels_.plain->tile(ins, p.x->f32(panel), tile, width, c, width, false);
+        if (bf16) kernels_.plain->round(c, kernels_.plain->rows * width);
+        const std::int64_t first = p.x->first_row(panel);
+        const std::int64_t rows = p.x->first_row(panel + 1) - first;
+        for (std::int64_t i = 0; i < rows; ++i)
+            std::copy_n(c + i * width, valid, p.out + (first + i) * outs + column);
+    }
+}
+
+// The same through dot products: columns [column, column + 32).
+void Products::tile_dots(const Product& p, std::int64_t column) {
+    const WeightView& w = *p.weight;
+    const DotKernels& dots = *kernels_.dots;
+    const std::int64_t outs = rows_of(w), ins = cols_of(w);
+    const std::int64_t valid = std::min(kTileRows, outs - column);
+    TileView tile;
+    if (w.layout == Layout::tiles) {
+        tile = tile_of(w, p.matrix, column);
+        if (w.encoding == Encoding::affine4) {
+            auto* codes = reinterpret_cast<std::uint8_t*>(thread_scratch(1, ins * kTileRows / 4));
+            dots.unpack4(ins, reinterpret_cast<const std::uint8_t*>(tile.codes), codes);
+            tile.codes = reinterpret_cast<const std::byte*>(codes);
+        }
+    } else {
+        auto* words = reinterpret_cast<std::uint32_t*>(thread_scratch(1, ins / 2 * kTileRows));
+        dots.interleave_rows(w.codes + (p.matrix * outs + column) * ins * 2, ins,
+                             static_cast<int>(kTileRows - valid), ins / 2, words);
+        tile.codes = reinterpret_cast<const std::byte*>(words);
+    }
+    float* c = thread_scratch(2, kMaxBf16Rows * kTileRows);
+    for (std::int64_t panel = 0; panel < p.x->panels(); ++panel) {
+        const std::int64_t first = p.x->first_row(panel);
+        const auto rows = static_cast<int>(p.x->first_row(panel + 1) - first);
+        float* out = p.out + first * outs + column;
+        float* to = valid == kTileRows ? out : c;
+        const std::int64_t ld = valid == kTileRows ? outs : kTileRows;
+        if (w.encoding == Encoding::plain) {
+            dots.bf16(rows, ins / 2, p.x->pairs(panel), reinterpret_cast<const std::uint32_t*>(tile.codes),
+                      to, ld, false);
+        } else {
+            dots.affine8(rows, ins, p.x->bytes(panel), reinterpret_cast<const std::uint8_t*>(tile.codes),
+                         tile.scales, tile.biases, to, ld);
+        }
+        if (to == c) {
+            for (std::int64_t i = 0; i < rows; ++i) std::copy_n(c + i * kTileRows, valid, out + i * outs);
+        }
+    }
+}
+
+void Products::times_rows(const Panels& p, std::int64_t count, const WeightView& table, std::int64_t first,
+                          float* out, bool add) {
+    const std::int64_t cols = cols_of(table);
+    const bool dots = p.operand() == Operand::bf16;
+    const std::int64_t width = dots ? kTileRows : std::int64_t{kernels_.plain->cols};
+    const std::int64_t group =
+        dots ? 8 : 1;  // tiles that a thread takes together: a longer piece of each row
+    pool_.parallel_for((cols + width - 1) / width, group, [&](std::int64_t begin, std::int64_t end) {
+        float* tiles = thread_scratch(1, count * width * (end - begin));
+        const std::int64_t tile_words = dots ? count / 2 * width : count * width;
+        if (dots && end * width <= cols) {
+            auto* words = reinterpret_cast<std::uint32_t*>(tiles);
+            constexpr std::int64_t step = 8;  // pairs at a time, so that a row is read along
+            for (std::int64_t i = 0; i < count / 2; i += step) {
+                for (std::int64_t t = begin; t < end; ++t) {
+                    kernels_.dots->interleave_columns(table.codes + ((first + 2 * i) * cols + t * width) * 2,
+                                                      cols, std::min(step, count / 2 - i),
+                                                      words + (t - begin) * tile_words + i * width);
                 }
-                kernels_.tile(count, p.panel(r / kernels_.rows, count), tile, width, c, width, add);
-                for (std::int64_t i = 0; i < here; ++i)
-                    std::copy_n(c + i * width, valid, out + (r + i) * cols + column);
+            }
+        } else {
+            for (std::int64_t t = begin; t < end; ++t) {
+                const std::int64_t valid = std::min(width, cols - t * width);
+                float row[kTileRows];
+                for (std::int64_t i = 0; i < count; ++i) {
+                    load_part(table, first + i, t * width, valid, row);
+                    std::fill(row + valid, row + width, 0.0f);
+                    if (!dots) {
+                        std::copy_n(row, width, tiles + i * width);
+                        continue;
+                    }
+                    auto* halves =
+                        reinterpret_cast<std::uint16_t*>(tiles + (t - begin) * tile_words + i / 2 * width) +
+                        i % 2;
+                    for (std::int64_t c = 0; c < width; ++c) halves[2 * c] = f32_to_bf16(row[c]);
+                }
+            }
+        }
+        float* c = thread_scratch(2, std::max<std::int64_t>(kMaxBf16Rows, kernels_.plain->rows) * width);
+        for (std::int64_t t = begin; t < end; ++t) {
+            const std::int64_t valid = std::min(width, cols - t * width);
+            const float* tile = tiles + (t - begin) * tile_words;
+            for (std::int64_t panel = 0; panel < p.panels(); ++panel) {
+                const std::int64_t row = p.first_row(panel);
+                const std::int64_t rows = p.first_row(panel + 1) - row;
+                float* to = out + row * cols + t * width;
+                if (add) {
+                    for (std::int64_t i = 0; i < rows; ++i) std::copy_n(to + i * cols, valid, c + i * width);
+                }
+                if (dots) {
+                    kernels_.dots->bf16(static_cast<int>(rows), count / 2, p.pairs(panel),
+                                        reinterpret_cast<const std::uint32_t*>(tile), c, width, add);
+                } else {
+                    kernels_.plain->tile(count, p.f32(panel), tile, width, c, width, add);
+                }
+                for (std::int64_t i = 0; i < rows; ++i) std::copy_n(c + i * width, valid, to + i * cols);
             }
         }
     });

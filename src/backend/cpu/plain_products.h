@@ -1,5 +1,4 @@
-// Matrix products of the plain backend: rows packed into panels, weights packed tile by tile as they are
-// read.
+// Matrix products of the CPU: rows packed into panels, weights packed tile by tile as they are read.
 #pragma once
 
 #include <cstdint>
@@ -7,77 +6,97 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/dot_kernels.h"
 #include "backend/cpu/plain_kernels.h"
-#include "base/tensor.h"
 #include "base/thread_pool.h"
+#include "base/weight_view.h"
 
 namespace dgemma::backend::cpu {
 
-// Rows [n, k] as panels of `kernels.rows` rows, each [k][rows], the last one filled up with zeros: a row goes
-// through the same instructions however many share its panel.
+// What the activations of a product become.
+enum class Operand : std::uint8_t {
+    f32,
+    bf16,   // for bf16 weights, by dot products of pairs
+    bytes,  // 8 bits with a scale per row and kByteBlock columns, for affine weights in tiles
+};
+
+// The kernels of a machine; dots is null where there are none, or none are wanted.
+struct KernelTables {
+    const PlainKernels* plain = nullptr;
+    const DotKernels* dots = nullptr;
+};
+
+// Rows [n, k] cut into panels, k running slowest within a panel. f32 panels all have the kernel's height, the
+// last one filled up with zeros: a row goes through the same instructions however many share its panel. The
+// dot kernels treat each row alone, so their panels are as even as can be.
 class Panels {
   public:
-    Panels(const PlainKernels& kernels, std::int64_t max_rows, std::int64_t max_cols)
-        : height_(kernels.rows),
-          data_(static_cast<std::size_t>((max_rows + height_ - 1) / height_ * height_ * max_cols)) {}
+    Panels(const KernelTables& kernels, Operand operand) : kernels_(kernels), operand_(operand) {}
 
-    // source(r) -> const float*, row r [k]
+    // Rows r = 0 .. rows - 1 from source(r) -> const float* [k].
     template <class Source>
     void pack(ThreadPool& pool, std::int64_t rows, std::int64_t k, Source source) {
-        pool.parallel_for((rows + height_ - 1) / height_, 1, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t p = begin; p < end; ++p) pack_one(p, rows, k, source);
+        layout(rows, k);
+        pool.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t r = begin; r < end; ++r) pack_row(r, source(r));
         });
     }
     template <class Source>
     void pack_here(std::int64_t rows, std::int64_t k, Source source) {
-        for (std::int64_t p = 0; p < (rows + height_ - 1) / height_; ++p) pack_one(p, rows, k, source);
+        layout(rows, k);
+        for (std::int64_t r = 0; r < rows; ++r) pack_row(r, source(r));
     }
-    [[nodiscard]] const float* panel(std::int64_t p, std::int64_t k) const {
-        return data_.data() + p * height_ * k;
-    }
+
+    [[nodiscard]] Operand operand() const { return operand_; }
+    [[nodiscard]] std::int64_t panels() const { return panels_; }
+    [[nodiscard]] std::int64_t first_row(std::int64_t panel) const;  // of panel `panels()`: all rows
+    [[nodiscard]] const float* f32(std::int64_t panel) const;
+    [[nodiscard]] const std::uint32_t* pairs(std::int64_t panel) const;
+    [[nodiscard]] BytePanel bytes(std::int64_t panel) const;
 
   private:
-    template <class Source>
-    void pack_one(std::int64_t p, std::int64_t rows, std::int64_t k, Source source) {
-        float* to = data_.data() + p * height_ * k;
-        for (std::int64_t i = 0; i < height_; ++i) {
-            const std::int64_t r = p * height_ + i;
-            if (r < rows) {
-                const float* from = source(r);
-                for (std::int64_t c = 0; c < k; ++c) to[c * height_ + i] = from[c];
-            } else {
-                for (std::int64_t c = 0; c < k; ++c) to[c * height_ + i] = 0.0f;
-            }
-        }
-    }
+    void layout(std::int64_t rows, std::int64_t k);
+    void pack_row(std::int64_t r, const float* x);
 
-    std::int64_t height_;
-    std::vector<float> data_;
+    KernelTables kernels_;
+    Operand operand_;
+    std::int64_t rows_ = 0, k_ = 0, panels_ = 0;
+    std::vector<float> f32_;
+    std::vector<std::uint32_t> words_;  // pairs of bf16, or quads of codes
+    std::vector<float> scales_, sums_;
 };
 
-// out [rows, outs] = x [rows, ins] W^T, W the [outs, ins] block of `weight` that begins at element `first`.
+// out [rows, outs] = x W^T, W one matrix [outs, ins] of `weight`.
 struct Product {
     const Panels* x = nullptr;
-    std::int64_t rows = 0;
-    const Tensor* weight = nullptr;
-    std::int64_t first = 0;
-    std::int64_t ins = 0, outs = 0;
+    const WeightView* weight = nullptr;
+    std::int64_t matrix = 0;  // expert of a bank
     float* out = nullptr;
 };
 
 class Products {
   public:
-    Products(const PlainKernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+    Products(const KernelTables& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+
+    // What activations a weight is multiplied with.
+    [[nodiscard]] Operand operand_for(const WeightView& weight) const;
+    [[nodiscard]] Panels panels_for(const WeightView& weight) const {
+        return {kernels_, operand_for(weight)};
+    }
 
     // All products in one loop over the threads; results rounded to bf16 if `bf16`.
     void run(std::span<const Product> products, bool bf16);
 
-    // out [rows, cols] (+)= p [rows, count] T, T the rows [first, first + count) of table [*, cols].
-    void times_rows(const Panels& p, std::int64_t rows, std::int64_t count, const Tensor& table,
-                    std::int64_t first, std::int64_t cols, float* out, bool add);
+    // out [rows, cols] (+)= p T, T the rows [first, first + count) of table [*, cols]. p: f32 or bf16 panels,
+    // `count` even in the latter case.
+    void times_rows(const Panels& p, std::int64_t count, const WeightView& table, std::int64_t first,
+                    float* out, bool add);
 
   private:
-    const PlainKernels& kernels_;
+    void tile_f32(const Product& p, std::int64_t column, bool bf16);
+    void tile_dots(const Product& p, std::int64_t column);
+
+    KernelTables kernels_;
     ThreadPool& pool_;
 };
 

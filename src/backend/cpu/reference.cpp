@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/weight_rows.h"
 
 namespace dgemma::backend {
 
@@ -29,16 +30,14 @@ class ReferenceBackend final : public HostBackend {
     [[nodiscard]] std::string_view name() const override { return "reference"; }
 
     void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
-        const Tensor& t = host(table).tensor();
         for (std::int64_t r = 0; r < out.rows; ++r) {
-            load_f32(t, ids[static_cast<std::size_t>(r)] * out.cols, out.cols, row(out, r));
+            load_row(host(table).view(), ids[static_cast<std::size_t>(r)], row(out, r));
             for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(row(out, r)[c] * scale);
         }
     }
 
     void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override {
         auto& logits = static_cast<HostLogits&>(previous);
-        const Tensor& t = host(table).tensor();
         const std::int64_t vocab = logits.vocab();
         std::vector<float> p(static_cast<std::size_t>(vocab));
         std::vector<float> e(static_cast<std::size_t>(out.cols));
@@ -51,7 +50,7 @@ class ReferenceBackend final : public HostBackend {
                 probabilities[static_cast<std::size_t>(r * vocab + i)] = rb(p[static_cast<std::size_t>(i)]);
         }
         for (std::int64_t i = 0; i < vocab; ++i) {
-            load_f32(t, i * out.cols, out.cols, e.data());
+            load_row(host(table).view(), i, e.data());
             for (std::int64_t r = 0; r < out.rows; ++r) {
                 const double weight = probabilities[static_cast<std::size_t>(r * vocab + i)];
                 double* to = sum.data() + r * out.cols;
@@ -90,17 +89,17 @@ class ReferenceBackend final : public HostBackend {
     }
 
     void project(const Mat& x, const Weight& weight, const Mat& out) override {
-        matmul(f32(x), x.rows, host(weight).tensor(), 0, x.cols, out.cols, f32(out));
+        matmul(f32(x), x.rows, host(weight).view(), 0, x.cols, out.cols, f32(out));
     }
 
     void gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
                    const Mat& out) override {
         const std::int64_t width = gate.shape()[0];
         std::vector<float> g(static_cast<std::size_t>(x.rows * width)), u(g.size());
-        matmul(f32(x), x.rows, host(gate).tensor(), 0, x.cols, width, g.data());
-        matmul(f32(x), x.rows, host(up).tensor(), 0, x.cols, width, u.data());
+        matmul(f32(x), x.rows, host(gate).view(), 0, x.cols, width, g.data());
+        matmul(f32(x), x.rows, host(up).view(), 0, x.cols, width, u.data());
         for (std::size_t i = 0; i < g.size(); ++i) g[i] = rb(rb(gelu(g[i])) * u[i]);
-        matmul(g.data(), x.rows, host(down).tensor(), 0, width, out.cols, f32(out));
+        matmul(g.data(), x.rows, host(down).view(), 0, width, out.cols, f32(out));
     }
 
     void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps, const Weight* frequencies,
@@ -158,7 +157,7 @@ class ReferenceBackend final : public HostBackend {
                 float& x = a[static_cast<std::size_t>(c)];
                 x = rb(rb(x * scale[c]) * w.input_scale);
             }
-            matmul(a.data(), 1, host(*w.proj).tensor(), 0, h.cols, experts, z.data());
+            matmul(a.data(), 1, host(*w.proj).view(), 0, h.cols, experts, z.data());
             choose_experts(z.data(), experts, host(*w.per_expert_scale).vector(), out.ids.cols,
                            static_cast<std::int32_t*>(out.ids.data) + r * out.ids.cols, row(out.weights, r));
             if (out.probabilities.data != nullptr) std::copy(z.begin(), z.end(), row(out.probabilities, r));
@@ -175,13 +174,12 @@ class ReferenceBackend final : public HostBackend {
             std::fill_n(row(out, r), hidden, 0.0f);
             for (std::int64_t k = 0; k < routing.ids.cols; ++k) {  // ascending id, one rounding per addition
                 const std::int64_t e = static_cast<std::int32_t*>(routing.ids.data)[r * routing.ids.cols + k];
-                matmul(row(x, r), 1, host(gate_up).tensor(), e * 2 * width * hidden, hidden, 2 * width,
-                       gu.data());
+                matmul(row(x, r), 1, host(gate_up).view(), e * 2 * width, hidden, 2 * width, gu.data());
                 for (std::int64_t i = 0; i < width; ++i) {
                     act[static_cast<std::size_t>(i)] = rb(rb(gelu(gu[static_cast<std::size_t>(i)])) *
                                                           gu[static_cast<std::size_t>(width + i)]);
                 }
-                matmul(act.data(), 1, host(down).tensor(), e * hidden * width, width, hidden, y.data());
+                matmul(act.data(), 1, host(down).view(), e * hidden, width, hidden, y.data());
                 const float weight = row(routing.weights, r)[k];
                 for (std::int64_t c = 0; c < hidden; ++c) {
                     row(out, r)[c] = rb(row(out, r)[c] + rb(y[static_cast<std::size_t>(c)] * weight));
@@ -209,7 +207,7 @@ class ReferenceBackend final : public HostBackend {
         for (const HeadArgs::Canvas& canvas : a.canvases) {
             auto& logits = static_cast<HostLogits&>(*canvas.logits);
             const std::int64_t vocab = logits.vocab();
-            matmul(row(a.x, canvas.first_row), canvas.rows, host(*a.table).tensor(), 0, a.x.cols, vocab,
+            matmul(row(a.x, canvas.first_row), canvas.rows, host(*a.table).view(), 0, a.x.cols, vocab,
                    logits.zt(0));
             for (std::int64_t r = 0; r < canvas.rows; ++r) {
                 float* z = logits.zt(r);
@@ -221,12 +219,12 @@ class ReferenceBackend final : public HostBackend {
     }
 
   private:
-    // out [n, outs] = rb(x [n, ins] W^T), W the [outs, ins] block of `weight` that begins at element `first`.
-    void matmul(const float* x, std::int64_t n, const Tensor& weight, std::int64_t first, std::int64_t ins,
-                std::int64_t outs, float* out) const {
+    // out [n, outs] = rb(x [n, ins] W^T), W the `outs` rows of `weight` from `first_row` on.
+    void matmul(const float* x, std::int64_t n, const WeightView& weight, std::int64_t first_row,
+                std::int64_t ins, std::int64_t outs, float* out) const {
         std::vector<float> w(static_cast<std::size_t>(ins));
         for (std::int64_t o = 0; o < outs; ++o) {
-            load_f32(weight, first + o * ins, ins, w.data());
+            load_row(weight, first_row + o, w.data());
             for (std::int64_t r = 0; r < n; ++r)
                 out[r * outs + o] = rb(static_cast<float>(dot(x + r * ins, w.data(), ins)));
         }

@@ -5,29 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/tensor.h"
 
 namespace dgemma::backend::cpu {
 
 inline float rounded(float x, bool bf16) { return bf16 ? round_bf16(x) : x; }
-
-// `count` elements of a weight from element `first` on, as f32.
-inline void load_f32(const Tensor& t, std::int64_t first, std::int64_t count, float* out) {
-    const std::byte* source = t.data + static_cast<std::size_t>(first) * size_of(t.type);
-    if (t.type == Dtype::f32) {
-        std::memcpy(out, source, static_cast<std::size_t>(count) * 4);
-        return;
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-        std::uint16_t bits;  // the file promises no alignment
-        std::memcpy(&bits, source + 2 * i, 2);
-        out[i] = t.type == Dtype::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-    }
-}
 
 // RMSNorm: f32 throughout, mean of squares plus eps to the power -1/2, no 1 + w, one rounding at the end.
 inline void rms_norm_row(const float* x, const float* weight, std::int64_t n, float eps, bool bf16,

@@ -1,0 +1,14 @@
+#include "backend/backend.h"
+
+#include <fmt/core.h>
+
+namespace dgemma::backend {
+
+Result<std::unique_ptr<Weight>> Backend::prepare_encoded(const WeightView& host) {
+    if (host.encoding == Encoding::plain && host.layout == Layout::rows)
+        return prepare(Tensor{host.codes, host.type, host.shape});
+    return Error{ErrorKind::unsupported, fmt::format("weights stored as {} cannot be computed with on {}",
+                                                     name_of(host.encoding), name())};
+}
+
+}  // namespace dgemma::backend
