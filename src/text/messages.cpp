@@ -158,7 +158,7 @@ Result<Value> adapt_tool(Value tool, std::size_t index) {
 
 }  // namespace
 
-Result<ChatInput> chat_input(Value messages, Value tools) {
+Result<ChatInput> chat_input(const Value& messages, const Value& tools) {
     if (!messages.is(Type::array))
         return invalid(
             fmt::format("`messages` is {}: it must be a list of messages", describe(messages.type())));
@@ -196,7 +196,7 @@ Result<ChatInput> chat_input_from_json(std::string_view messages_json, std::stri
     if (!tools_json.empty()) {
         DGEMMA_TRY(tools, parse_json(tools_json, "the list of tools"));
     }
-    return chat_input(std::move(messages), std::move(tools));
+    return chat_input(messages, tools);
 }
 
 ChatInput chat_input_from_prompt(std::string_view system, std::string_view user, bool thinking) {

@@ -18,7 +18,7 @@ namespace dgemma::text {
 // - an object as the content of a tool message becomes JSON text;
 // - tools have the wrapped form, {"type":"function","function":{...}}, with a name. A null description goes
 // away. Errors: invalid, with one sentence that names the message or tool.
-Result<ChatInput> chat_input(Value messages, Value tools);
+Result<ChatInput> chat_input(const Value& messages, const Value& tools);
 
 // The same from JSON texts: `messages_json` is the list, or an object with `messages` and perhaps `tools`;
 // `tools_json` is a list, or empty for none.

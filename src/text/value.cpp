@@ -131,17 +131,20 @@ std::string float_text(double value) {
     std::from_chars(text.data() + e + 2, text.data() + text.size(), exponent);
     if (negative) exponent = -exponent;
 
-    const int count = static_cast<int>(digits.size());
+    // Digits before the decimal point; those that are missing are zeros.
+    const auto whole = static_cast<std::size_t>(std::clamp(exponent + 1, 0, 16));
     if (exponent < -4 || exponent >= 16) {
         out += digits[0];
-        if (count > 1) out.append(".").append(digits, 1);
+        if (digits.size() > 1) out.append(".").append(digits, 1);
         out += fmt::format("e{}{:02}", exponent < 0 ? '-' : '+', std::abs(exponent));
     } else if (exponent < 0) {
-        out.append("0.").append(static_cast<std::size_t>(-exponent - 1), '0').append(digits);
-    } else if (count <= exponent + 1) {
-        out.append(digits).append(static_cast<std::size_t>(exponent + 1 - count), '0').append(".0");
+        constexpr std::string_view zeros = "000";
+        out.append("0.")
+            .append(zeros.substr(zeros.size() + 1 - static_cast<std::size_t>(-exponent)))
+            .append(digits);
+    } else if (digits.size() <= whole) {
+        out.append(digits).append(whole - digits.size(), '0').append(".0");
     } else {
-        const auto whole = static_cast<std::size_t>(exponent + 1);
         out.append(digits, 0, whole).append(".").append(digits, whole);
     }
     return out;

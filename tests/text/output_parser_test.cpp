@@ -7,7 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "chat_goldens.h"
-#include "text/reply_reader.h"
+#include "text/detokenizer.h"
+#include "text/tokenizer.h"
 #include "text/utf8.h"
 
 namespace dgemma::text {
@@ -133,8 +134,18 @@ TEST(OutputParser, ReadsTheGoldensByIds) {
     DGEMMA_SKIP_WITHOUT(shared, "the real tokenizer");
     const auto tokenizer = Tokenizer::load(*shared / "tokenizer" / "tokenizer.json.gz");
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+    const MarkerIds markers =
+        MarkerIds::from([&](std::string_view token) { return tokenizer->id_of(token); });
     for (const Golden& row : goldens()) {
-        const ParsedReply reply = read_reply(*tokenizer, row.ids, std::nullopt, row.options);
+        IdOutputParser parser(markers, row.options);
+        Detokenizer detokenizer(*tokenizer, /*skip_special=*/true);
+        std::vector<ParserEvent> events;
+        for (const std::int32_t id : row.ids) {
+            if (parser.stopped()) break;
+            parser.push(id, parser.is_control(id) ? detokenizer.flush() : detokenizer.push(id), events);
+        }
+        parser.finish(detokenizer.flush(), events);
+        const ParsedReply reply = put_together(events);
         EXPECT_TRUE(same_json(value_of(reply), row.expected)) << row.output << "\n" << shown(reply);
     }
 }
