@@ -1,1 +1,0 @@
-// placeholder so that the room links while it is being written
