@@ -18,7 +18,7 @@ Error usage(std::string message) { return {ErrorKind::usage, std::move(message)}
 Status check(const FlagInfo& flag, const std::string& where, const std::string& value) {
     const auto refuse = [&]() -> Status {
         return usage(fmt::format("{} takes {}, not {}.", where, range_text(flag),
-                                 value.empty() ? "an empty value" : quoted(value)));
+                                 value.empty() ? "an empty value" : in_quotes(value)));
     };
     switch (flag.kind) {
         case FlagKind::toggle:
@@ -40,7 +40,7 @@ Status check(const FlagInfo& flag, const std::string& where, const std::string& 
             if (std::find(flag.choices.begin(), flag.choices.end(), value) != flag.choices.end()) return {};
             if (const auto near = nearest(value, flag.choices); near && !value.empty()) {
                 return usage(fmt::format("{} takes {}, not {}; did you mean {}?", where, range_text(flag),
-                                         quoted(value), *near));
+                                         in_quotes(value), *near));
             }
             return refuse();
         }
@@ -117,8 +117,8 @@ class Arguments::Reader {
             names.push_back(verb.name);
         }
         const auto near = nearest(word, names);
-        return usage(near ? fmt::format("There is no command {}; did you mean {}?", quoted(word), *near)
-                          : fmt::format("There is no command {}; the commands are {}.", quoted(word),
+        return usage(near ? fmt::format("There is no command {}; did you mean {}?", in_quotes(word), *near)
+                          : fmt::format("There is no command {}; the commands are {}.", in_quotes(word),
                                         fmt::join(names, ", ")));
     }
 
@@ -147,7 +147,7 @@ class Arguments::Reader {
                 return usage(
                     fmt::format("There is no flag {}; a prompt that begins with a dash goes after --, and {} "
                                 "lists the flags.",
-                                quoted(word), help_command()));
+                                in_quotes(word), help_command()));
             }
             const std::string where{'-', word[i]};
             DGEMMA_CHECK(allowed(*flag, where));
@@ -193,9 +193,10 @@ class Arguments::Reader {
         const std::vector<std::string_view> views(names.begin(), names.end());
         const std::string owner = out_.verb_ ? fmt::format(" of {}", info_of(*out_.verb_).name) : "";
         const auto near = nearest(word, views);
-        return usage(near ? fmt::format("There is no flag {}{}; did you mean {}?", quoted(word), owner, *near)
-                          : fmt::format("There is no flag {}{}; {} lists the flags.", quoted(word), owner,
-                                        help_command()));
+        return usage(
+            near ? fmt::format("There is no flag {}{}; did you mean {}?", in_quotes(word), owner, *near)
+                 : fmt::format("There is no flag {}{}; {} lists the flags.", in_quotes(word), owner,
+                               help_command()));
     }
 
     [[nodiscard]] std::string help_command() const {

@@ -100,7 +100,8 @@ void LiveCanvas::draw(const std::vector<Span>& text, const std::string& status) 
     const TerminalSize size = size_();
     // The last column stays free: some terminals wrap as soon as it is written.
     const int columns = std::max(1, size.columns - 1);
-    std::vector<std::string> lines = lay_out(text, columns, colour_);
+    std::vector<std::string> lines;
+    if (!text.empty()) lines = lay_out(text, columns, colour_);
     const auto room = static_cast<std::size_t>(std::max(1, size.rows - 2));
     if (lines.size() > room) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(room));
     lines.push_back(lay_out({{Tone::dim, status}}, columns, colour_).front());

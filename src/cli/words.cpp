@@ -21,7 +21,7 @@ std::size_t character_length(std::string_view text) {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
     constexpr std::size_t limit = 60;
     std::string out = "\"";
     while (!text.empty()) {

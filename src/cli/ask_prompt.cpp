@@ -1,0 +1,175 @@
+#include "cli/ask_prompt.h"
+
+#include <array>
+#include <fstream>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "cli/raw_prompt.h"
+#include "cli/words.h"
+#include "text/messages.h"
+
+namespace dgemma::cli {
+
+using text::Value;
+
+namespace {
+
+Error usage(std::string message) { return {ErrorKind::usage, std::move(message)}; }
+
+// All that is left. Errors: io.
+Result<std::string> read_all(std::istream& in, const std::string& where) {
+    std::string out;
+    std::array<char, 65536> piece;
+    while (in.read(piece.data(), piece.size()) || in.gcount() > 0) {
+        out.append(piece.data(), static_cast<std::size_t>(in.gcount()));
+    }
+    // Opening a directory succeeds; only reading from it says that it is one.
+    if (in.bad()) return Error{ErrorKind::io, where + " cannot be read; is it a directory?"};
+    return out;
+}
+
+// The whole of a file, a pipe or a device. `flag` named it.
+Result<std::string> read_named(const std::string& path, std::string_view flag) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) {
+        return Error{ErrorKind::not_found,
+                     fmt::format("The file {} cannot be opened; check {}.", in_quotes(path), flag)};
+    }
+    return read_all(file, in_quotes(path));
+}
+
+// What there is to ask, as typed or read; nothing where only --messages asks. Checked: UTF-8, and not blank.
+Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Console& console) {
+    const std::vector<std::string>& words = arguments.words();
+    const auto file = arguments.text(Flag::file);
+    std::string prompt, where = "The prompt";
+    if (!words.empty() && file) {
+        return usage("The prompt is given twice, as words and with --file; leave out one of them.");
+    }
+    if (file) {
+        DGEMMA_TRY(prompt, read_named(*file, "--file"));
+        where = fmt::format("The prompt in {}", in_quotes(*file));
+    } else if (!words.empty() && !(words.size() == 1 && words[0] == "-")) {
+        prompt = fmt::format("{}", fmt::join(words, " "));
+    } else if (words.empty() && arguments.given(Flag::messages)) {
+        return std::optional<std::string>();
+    } else {
+        if (console.in_is_terminal && words.empty()) {
+            return usage("There is no prompt; write it after ask in quotes, or use --file, or pipe it in.");
+        }
+        where = "The prompt on stdin";
+        DGEMMA_TRY(prompt, read_all(console.in, where));
+    }
+    if (const auto at = first_invalid_utf8(prompt)) {
+        return usage(fmt::format("{} is not UTF-8 (byte {}); convert it first, for example with iconv.",
+                                 where, *at + 1));
+    }
+    if (prompt.find_first_not_of(" \t\r\n\v\f") == std::string::npos) {
+        return usage(fmt::format("{} is empty; write what to ask.", where));
+    }
+    return std::optional(std::move(prompt));
+}
+
+Value message(std::string_view role, std::string content) {
+    return Value::object(
+        {{"role", Value::string(std::string(role))}, {"content", Value::string(std::move(content))}});
+}
+
+// --messages: a list, or an object with "messages" and maybe "tools".
+Status read_messages(const std::string& path, Value::Array& messages, Value& tools) {
+    DGEMMA_TRY(const std::string content, read_named(path, "--messages"));
+    DGEMMA_TRY(Value value, text::parse_json(content, in_quotes(path)));
+    if (value.is(Value::Type::object)) {
+        if (const Value* found = value.find("tools")) tools = *found;
+        const Value* found = value.find("messages");
+        value = found != nullptr ? Value(*found) : Value();
+    }
+    if (!value.is(Value::Type::array)) {
+        return Error{
+            ErrorKind::invalid,
+            fmt::format("{} is no list of messages; write [{{\"role\": \"user\", \"content\": \"...\"}}].",
+                        in_quotes(path))};
+    }
+    messages = value.as_array();
+    return {};
+}
+
+bool is_system(const Value& one) {
+    const Value* role = one.find("role");
+    return role != nullptr && role->is(Value::Type::string) &&
+           (role->as_string() == "system" || role->as_string() == "developer");
+}
+
+}  // namespace
+
+Result<AskInput> read_ask_input(const Arguments& arguments, Console& console) {
+    AskInput out;
+    out.raw = arguments.on(Flag::raw);
+    if (out.raw) {
+        for (const Flag flag : {Flag::messages, Flag::tools, Flag::system}) {
+            if (arguments.given(flag)) {
+                return usage(
+                    fmt::format("{} needs the chat template, and --raw is without it; leave out one of them.",
+                                arguments.source(flag)));
+            }
+        }
+        if (arguments.on(Flag::think)) {
+            return usage(
+                fmt::format("{} needs the chat template, and --raw is without it; leave out one of them.",
+                            arguments.source(Flag::think)));
+        }
+    }
+    const auto system = arguments.text(Flag::system);
+    if (system && first_invalid_utf8(*system)) {
+        return usage(
+            fmt::format("The text of {} is not UTF-8; convert it first.", arguments.source(Flag::system)));
+    }
+    Value::Array messages;
+    if (const auto path = arguments.text(Flag::messages))
+        DGEMMA_CHECK(read_messages(*path, messages, out.tools));
+    if (const auto path = arguments.text(Flag::tools)) {
+        if (!out.tools.is(Value::Type::null)) {
+            return usage(
+                "There are tools in the file of --messages and in that of --tools; leave out one of them.");
+        }
+        DGEMMA_TRY(const std::string content, read_named(*path, "--tools"));
+        DGEMMA_TRY(out.tools, text::parse_json(content, in_quotes(*path)));
+    }
+    DGEMMA_TRY(out.prompt, read_prompt(arguments, console));
+    if (system) {
+        if (!messages.empty() && is_system(messages.front())) {
+            return usage(
+                "There is a system message in the file of --messages and in --system; leave out one of "
+                "them.");
+        }
+        messages.insert(messages.begin(), message("system", *system));
+    }
+    if (out.prompt) messages.push_back(message("user", *out.prompt));
+    out.messages = Value::array(std::move(messages));
+    return out;
+}
+
+Result<AskPrompt> encode_ask(const AskInput& input, const Arguments& arguments,
+                             text::TemplateRevision revision, const text::Tokenizer& tokenizer) {
+    if (input.raw) {
+        RawPrompt raw = raw_prompt(tokenizer, input.prompt.value_or(""));
+        return AskPrompt{std::move(raw.ids), raw.ends_in_thought};
+    }
+    DGEMMA_TRY(text::ChatInput chat, text::chat_input(input.messages, input.tools));
+    if (arguments.on(Flag::think)) chat.enable_thinking = true;
+    DGEMMA_TRY(const std::vector<text::Segment> segments, text::render_chat(revision, chat));
+    for (const text::Segment& segment : segments) {
+        for (const std::string_view media : {"<|image|>", "<|audio|>", "<|video|>"}) {
+            if (!segment.data && segment.text.find(media) != std::string::npos) {
+                return Error{
+                    ErrorKind::unsupported,
+                    "The messages hold an image, audio or video, and ask reads text only; leave it out."};
+            }
+        }
+    }
+    return AskPrompt{tokenizer.encode(segments), text::ends_in_thought(segments)};
+}
+
+}  // namespace dgemma::cli

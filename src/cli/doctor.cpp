@@ -1,0 +1,111 @@
+// `doctor`: would it run here, and if not, why.
+#include <fmt/format.h>
+
+#include "cli/info.h"
+#include "cli/machine.h"
+#include "cli/model_choice.h"
+#include "cli/verbs.h"
+#include "cli/words.h"
+
+namespace dgemma::cli {
+
+namespace {
+
+// Lines of "ok", "note" and "FAIL", and whether there was one of the last.
+class Findings {
+  public:
+    explicit Findings(std::ostream& out) : out_(out) {}
+    void ok(std::string_view what, const std::string& text) { line("ok", what, text); }
+    void note(std::string_view what, const std::string& text) { line("note", what, text); }
+    void fail(std::string_view what, const std::string& text) {
+        line("FAIL", what, text);
+        failed_ = true;
+    }
+    [[nodiscard]] bool failed() const { return failed_; }
+
+  private:
+    void line(std::string_view verdict, std::string_view what, const std::string& text) {
+        out_ << fmt::format("{:<5}{:<14}{}\n", verdict, what, text);
+    }
+    std::ostream& out_;
+    bool failed_ = false;
+};
+
+void look_at_machine(const Machine& machine, const Arguments& arguments, Findings& findings) {
+    findings.ok("processor", machine.processor.empty() ? "unknown" : machine.processor);
+    const std::string sets = fmt::format("{}", fmt::join(machine.instruction_sets, " "));
+    if (sets.find("avx2") == std::string::npos) {
+        findings.note("instructions",
+                      (sets.empty() ? "none that matter" : sets) + "; without avx2 it is slow");
+    } else {
+        findings.ok("instructions", sets);
+    }
+    const int threads = arguments.whole_or(Flag::threads, machine.physical_cores);
+    const std::string cores = fmt::format("{} to compute with, {} physical cores, {} logical processors",
+                                          threads, machine.physical_cores, machine.logical_processors);
+    if (threads > machine.logical_processors) {
+        findings.note("threads", cores + "; more threads than processors only get in each other's way");
+    } else {
+        findings.ok("threads", cores);
+    }
+    if (machine.memory && machine.available_memory) {
+        findings.ok("memory", fmt::format("{}, {} of it available", bytes_text(*machine.memory),
+                                          bytes_text(*machine.available_memory)));
+    } else {
+        findings.note("memory", "unknown");
+    }
+    if (machine.nvidia_driver) {
+        findings.note("gpu",
+                      fmt::format("NVIDIA driver {}; this build has no CUDA backend, so the CPU computes",
+                                  *machine.nvidia_driver));
+    } else {
+        findings.note("gpu", "no NVIDIA driver; this build has no CUDA backend either, so the CPU computes");
+    }
+}
+
+void look_at_model(const Machine& machine, const Arguments& arguments, Findings& findings) {
+    const auto path = chosen_model(arguments);
+    if (!path) return findings.fail("model", path.error().message);
+    const auto report = inspect(path.value());
+    if (!report) return findings.fail("model", report.error().message);
+    findings.ok("model", fmt::format("{}, {} parameters", path.value().string(),
+                                     with_commas(static_cast<std::uint64_t>(report->parameters))));
+    const auto needed =
+        static_cast<std::uint64_t>(report->weight_bytes + report->vector_bytes + report->logits_bytes);
+    const std::string sizes =
+        fmt::format("{} of weights, mapped from disk, and what the context takes (dgemma info)",
+                    bytes_text(static_cast<std::uint64_t>(report->weight_bytes)));
+    if (machine.available_memory && needed > *machine.available_memory) {
+        findings.note("model memory",
+                      sizes + "; that is more than is available, so it will read from disk over and over");
+    } else {
+        findings.ok("model memory", sizes);
+    }
+    if (const auto revision = template_of(path.value(), arguments); !revision) {
+        findings.fail("template", revision.error().message);
+    } else {
+        findings.ok("template", std::string(text::name_of(revision.value())));
+    }
+    if (const auto model = open_model(arguments); !model) {
+        findings.fail("loading", model.error().message);
+    } else {
+        findings.ok("loading",
+                    fmt::format("it loads; a context of {} tokens, {} tokens in the vocabulary",
+                                with_commas(static_cast<std::uint64_t>(model->generator->context_limit())),
+                                with_commas(static_cast<std::uint64_t>(model->tokenizer.vocab_size()))));
+    }
+}
+
+}  // namespace
+
+Result<int> run_doctor(const Arguments& arguments, Console& console) {
+    Findings findings(console.out);
+    const Machine machine = inspect_machine();
+    look_at_machine(machine, arguments, findings);
+    look_at_model(machine, arguments, findings);
+    console.out << (findings.failed() ? "\nNot ready: see the lines that say FAIL.\n"
+                                      : "\nReady: dgemma ask \"What is the capital of France?\"\n");
+    return findings.failed() ? 1 : 0;
+}
+
+}  // namespace dgemma::cli

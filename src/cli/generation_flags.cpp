@@ -1,0 +1,85 @@
+#include "cli/generation_flags.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "cli/guards.h"
+#include "cli/reply_text.h"
+
+namespace dgemma::cli {
+
+engine::LoadOptions load_options(const Arguments& arguments) {
+    engine::LoadOptions options;
+    options.backend = arguments.text(Flag::backend) == "reference" ? engine::BackendKind::reference
+                                                                   : engine::BackendKind::plain;
+    options.precision =
+        arguments.text(Flag::precision) == "bf16" ? backend::Precision::bf16 : backend::Precision::f32;
+    options.threads = arguments.whole_or(Flag::threads, 0);
+    options.context = arguments.whole_or(Flag::ctx, 0);
+    return options;
+}
+
+Result<engine::Request> request_of(const Arguments& arguments, const diffusion::Options& defaults) {
+    engine::Request request;
+    request.diffusion = defaults;
+    diffusion::Options& options = request.diffusion;
+    if (const auto name = arguments.text(Flag::sampler)) {
+        options.sampler = diffusion::sampler_named(*name).value_or(options.sampler);
+    }
+    if (const auto name = arguments.text(Flag::noise)) {
+        options.noise = diffusion::noise_named(*name).value_or(options.noise);
+    }
+    options.max_steps = arguments.whole_or(Flag::steps, options.max_steps);
+    options.seed = arguments.whole(Flag::seed).value_or(options.seed);
+    const auto set = [&](Flag flag, float& value) {
+        if (const auto number = arguments.real(flag)) value = static_cast<float>(*number);
+    };
+    set(Flag::entropy_bound, options.entropy_bound);
+    set(Flag::threshold, options.threshold);
+    set(Flag::confidence_threshold, options.confidence_threshold);
+    set(Flag::temperature, options.temperature);
+    request.max_tokens = arguments.whole_or(Flag::max_tokens, 0);
+    request.canvas_length = arguments.whole_or(Flag::canvas_length, 0);
+    request.shrink_canvas = arguments.on(Flag::shrink_canvas);
+    request.exact = arguments.on(Flag::exact);
+    if (request.exact && arguments.given(Flag::guard)) {
+        return Error{
+            ErrorKind::usage,
+            fmt::format("--exact turns every guard off, and --guard {} turns one on; leave out one of them.",
+                        arguments.list(Flag::guard).front())};
+    }
+    // Off first, so that --no-guard all --guard x means x alone.
+    for (const std::string& name : arguments.list(Flag::no_guard))
+        DGEMMA_CHECK(turn_off(options.guards, name));
+    for (const std::string& name : arguments.list(Flag::guard)) DGEMMA_CHECK(turn_on(options.guards, name));
+    DGEMMA_CHECK(diffusion::check(options));
+    return request;
+}
+
+text::ParserOptions parser_options(const engine::Request& request, bool starts_in_thought) {
+    return {.start =
+                starts_in_thought ? text::ParserOptions::Start::thought : text::ParserOptions::Start::content,
+            .tool_aware_stop = !request.exact && request.diffusion.guards.tool_aware_stop};
+}
+
+void answer_guards(engine::Request& request, const text::Tokenizer& tokenizer, bool starts_in_thought) {
+    const text::ParserOptions options = parser_options(request, starts_in_thought);
+    request.shows_nothing = [tokenizer, options](std::span<const std::int32_t> reply) {
+        ReplyText text(tokenizer, options, {});
+        text.feed(reply);
+        text.finish(std::nullopt);
+        return text::shows_nothing(text.whole());
+    };
+    request.inside_quote = [markers = markers_of(tokenizer)](std::span<const std::int32_t> reply) {
+        text::ToolQuoteTracker tracker(markers);
+        for (const std::int32_t id : reply) tracker.feed(id);
+        return tracker.inside_open_quote();
+    };
+    request.is_space = [tokenizer](std::int32_t id) {
+        const std::string text = tokenizer.decode(std::span(&id, 1), false);
+        return !text.empty() && text.find_first_not_of(" \t\n\r\v\f") == std::string::npos;
+    };
+}
+
+}  // namespace dgemma::cli

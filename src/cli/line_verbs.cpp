@@ -1,0 +1,52 @@
+// The commands that read and write JSON lines, and `info`: from flags to the functions that do the work.
+#include "cli/info.h"
+#include "cli/model_choice.h"
+#include "cli/parse.h"
+#include "cli/template.h"
+#include "cli/verbs.h"
+#include "files/mapping.h"
+
+namespace dgemma::cli {
+
+Result<int> run_info(const Arguments& arguments, Console& console) {
+    DGEMMA_TRY(const std::filesystem::path path, chosen_model(arguments));
+    DGEMMA_TRY(const InfoReport report, inspect(path));
+    if (arguments.on(Flag::json)) {
+        print_json(report, console.out);
+    } else {
+        print_text(report, console.out);
+    }
+    return 0;
+}
+
+#if !__has_include("cli/tokenize.h")
+Result<int> run_tokenize(const Arguments& /*arguments*/, Console& /*console*/) {
+    return Error{ErrorKind::unsupported, "tokenize is not there yet."};
+}
+#endif
+
+Result<int> run_template(const Arguments& arguments, Console& console) {
+    text::TemplateRevision revision = text::TemplateRevision::canonical;
+    if (const auto file = arguments.text(Flag::template_file)) {
+        if (arguments.source(Flag::model) == "--model" && arguments.given(Flag::model)) {
+            return Error{ErrorKind::usage, "template takes --model or --template, not both."};
+        }
+        DGEMMA_TRY(const std::string content, files::read_text(*file));
+        auto identified = text::identify_template(content);
+        if (!identified && !arguments.given(Flag::template_fallback)) return std::move(identified).error();
+        if (identified) revision = identified.value();
+    } else {
+        DGEMMA_TRY(std::filesystem::path path, chosen_model(arguments));
+        if (!std::filesystem::is_directory(path)) path = path.parent_path();
+        DGEMMA_TRY(revision, template_of(path, arguments));
+    }
+    DGEMMA_CHECK(template_lines(revision, console.in, console.out));
+    return 0;
+}
+
+Result<int> run_parse(const Arguments& /*arguments*/, Console& console) {
+    DGEMMA_CHECK(parse_lines(console.in, console.out));
+    return 0;
+}
+
+}  // namespace dgemma::cli

@@ -1,0 +1,24 @@
+// What this machine is: for `doctor`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dgemma::cli {
+
+struct Machine {
+    std::string processor;  // as the kernel names it; may be empty
+    std::vector<std::string>
+        instruction_sets;  // those that matter here and that the processor has, weakest first
+    int logical_processors = 1;
+    int physical_cores = 1;                         // that this process may use
+    std::optional<std::uint64_t> memory;            // bytes, or the limit of the container where that is less
+    std::optional<std::uint64_t> available_memory;  // bytes that can be had without swapping
+    std::optional<std::string> nvidia_driver;       // its version, where there is one
+};
+
+Machine inspect_machine();
+
+}  // namespace dgemma::cli

@@ -1,0 +1,85 @@
+#include "cli/model_choice.h"
+
+#include <system_error>
+#include <utility>
+
+#include "cli/generation_flags.h"
+#include "files/locate.h"
+#include "files/mapping.h"
+#include "text/value.h"
+
+namespace dgemma::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The chat_template of tokenizer_config.json, if it has one.
+Result<std::optional<std::string>> embedded_template(const fs::path& file) {
+    std::error_code ignored;
+    if (!fs::exists(file, ignored)) return std::optional<std::string>();
+    DGEMMA_TRY(const std::string content, files::read_text(file));
+    DGEMMA_TRY(const text::Value config, text::parse_json(content, file.string()));
+    const text::Value* found = config.find("chat_template");
+    if (found == nullptr || found->is(text::Value::Type::null)) return std::optional<std::string>();
+    if (found->is(text::Value::Type::string)) return std::optional(found->as_string());
+    if (found->is(text::Value::Type::array)) {
+        for (const text::Value& entry : found->as_array()) {
+            const text::Value* name = entry.find("name");
+            const text::Value* body = entry.find("template");
+            if (name != nullptr && name->is(text::Value::Type::string) && name->as_string() == "default" &&
+                body != nullptr && body->is(text::Value::Type::string)) {
+                return std::optional(body->as_string());
+            }
+        }
+    }
+    return Error{ErrorKind::invalid, file.string() +
+                                         " has a chat_template that is neither a text nor a list with "
+                                         "one named \"default\"; download the file again."};
+}
+
+}  // namespace
+
+std::optional<fs::path> embedded_demo() {
+    std::error_code problem;
+    const fs::path executable = fs::read_symlink("/proc/self/exe", problem);
+    if (problem) return std::nullopt;
+    for (fs::path above = executable.parent_path();; above = above.parent_path()) {
+        const fs::path demo = above / "models" / "demo";
+        if (fs::exists(demo / "config.json", problem)) return demo;
+        if (above == above.parent_path()) return std::nullopt;
+    }
+}
+
+Result<fs::path> chosen_model(const Arguments& arguments) {
+    if (const auto spec = arguments.text(Flag::model)) return files::locate_model(*spec);
+    if (auto demo = embedded_demo()) return *std::move(demo);
+    return Error{ErrorKind::not_found,
+                 "There is no models/demo above the executable; say which model to use with --model."};
+}
+
+Result<text::TemplateRevision> template_of(const fs::path& directory, const Arguments& arguments) {
+    std::error_code ignored;
+    const fs::path file = directory / "chat_template.jinja";
+    std::optional<std::string> content;
+    if (fs::exists(file, ignored)) {
+        DGEMMA_TRY(content, files::read_text(file));
+    } else {
+        DGEMMA_TRY(content, embedded_template(directory / "tokenizer_config.json"));
+    }
+    if (!content) return text::TemplateRevision::canonical;
+    Result<text::TemplateRevision> revision = text::identify_template(*content);
+    if (!revision && arguments.given(Flag::template_fallback)) return text::TemplateRevision::canonical;
+    return revision;
+}
+
+Result<OpenModel> open_model(const Arguments& arguments) {
+    DGEMMA_TRY(const fs::path path, chosen_model(arguments));
+    DGEMMA_TRY(files::Checkpoint opened, files::Checkpoint::open(path));
+    auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
+    DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(checkpoint->path()));
+    DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, load_options(arguments)));
+    return OpenModel{std::move(checkpoint), std::move(tokenizer), std::move(generator)};
+}
+
+}  // namespace dgemma::cli

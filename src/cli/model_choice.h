@@ -1,0 +1,40 @@
+// Which model a command means, and opening it.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "base/result.h"
+#include "cli/arguments.h"
+#include "engine/generator.h"
+#include "files/checkpoint.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace dgemma::cli {
+
+// The demo checkpoint that comes with the source: models/demo in one of the directories above the executable.
+std::optional<std::filesystem::path> embedded_demo();
+
+// The model of --model, DGEMMA_MODEL, or else the embedded demo. Errors: those of files::locate_model;
+// not_found where there is no demo either.
+Result<std::filesystem::path> chosen_model(const Arguments& arguments);
+
+// The template revision of the checkpoint in `directory`: chat_template.jinja, else the chat_template of
+// tokenizer_config.json (of several the one named "default"), else canonical. Errors: unsupported for an
+// unknown one, with its hash, unless --template-fallback says what to use.
+Result<text::TemplateRevision> template_of(const std::filesystem::path& directory,
+                                           const Arguments& arguments);
+
+// A model that is ready to answer. `checkpoint` stays where it is, because the generator reads from it.
+struct OpenModel {
+    std::unique_ptr<files::Checkpoint> checkpoint;
+    text::Tokenizer tokenizer;
+    std::unique_ptr<engine::Generator> generator;
+};
+
+// Errors: those of the files, of their text and of Generator::load.
+Result<OpenModel> open_model(const Arguments& arguments);
+
+}  // namespace dgemma::cli
