@@ -18,7 +18,7 @@ class Sha256 {
     std::array<std::uint8_t, 32> digest();
 
   private:
-    void take_block(const unsigned char* block);  // 64 bytes
+    void take_blocks(const unsigned char* blocks, std::size_t count);  // of 64 bytes
 
     std::array<std::uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                            0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};

@@ -1,8 +1,12 @@
 #include "base/sha256.h"
 
+#include <array>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
+
+#include "base/sha256_blocks.h"
 
 namespace dgemma {
 namespace {
@@ -41,6 +45,18 @@ TEST(Sha256, DoesNotDependOnThePieces) {
         whole.update(message);
         EXPECT_EQ(hash.digest(), whole.digest()) << piece;
     }
+}
+
+TEST(Sha256, InstructionsMadeForItMixTheSame) {
+    const Sha256Blocks instructions = sha256_instructions();
+    if (instructions == nullptr) GTEST_SKIP() << "skipped: this machine has no SHA instructions";
+    std::vector<unsigned char> message;
+    for (int i = 0; i < 64 * 5 + 1; ++i) message.push_back(static_cast<unsigned char>(i * i));
+    // From an odd address, as the pieces of a file lie.
+    std::array<std::uint32_t, 8> plain = {1, 2, 3, 4, 5, 6, 7, 0xFFFFFFFF}, made = plain;
+    sha256_portable(plain.data(), message.data() + 1, 5);
+    instructions(made.data(), message.data() + 1, 5);
+    EXPECT_EQ(made, plain);
 }
 
 }  // namespace
