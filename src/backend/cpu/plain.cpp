@@ -71,7 +71,7 @@ class PlainBackend final : public HostBackend {
     void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
         for_rows(out.rows, [&](std::int64_t r) {
             load_row(host(table).view(), ids[static_cast<std::size_t>(r)], row(out, r));
-            for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(row(out, r)[c] * scale);
+            kernels_.scale(row(out, r), nullptr, out.cols, scale, bf16_, row(out, r));
         });
     }
 
@@ -104,30 +104,29 @@ class PlainBackend final : public HostBackend {
             products_.times_rows(panels, count, rows, first, f32(out), first != 0);
         }
         for_rows(n, [&](std::int64_t r) {
-            for (std::int64_t c = 0; c < out.cols; ++c) row(out, r)[c] = rb(rb(row(out, r)[c]) * scale);
+            if (bf16_) kernels_.round(row(out, r), out.cols);
+            kernels_.scale(row(out, r), nullptr, out.cols, scale, bf16_, row(out, r));
         });
     }
 
     void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override {
         for_rows(a.rows, [&](std::int64_t r) {
             float* to = row(out, r);
-            for (std::int64_t c = 0; c < a.cols; ++c)
-                to[c] = rb(row(a, r)[c] + (b.data == nullptr ? 0.0f : row(b, r)[c]));
-            rms_norm_row(to, nullptr, a.cols, eps, bf16_, to);
+            kernels_.add(row(a, r), b.data == nullptr ? nullptr : row(b, r), a.cols, bf16_, to);
+            norm_row(to, nullptr, a.cols, eps, to);
         });
     }
 
     void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) override {
         const float* w = weight == nullptr ? nullptr : host(*weight).vector();
-        for_rows(x.rows,
-                 [&](std::int64_t r) { rms_norm_row(row(x, r), w, x.cols, eps, bf16_, row(out, r)); });
+        for_rows(x.rows, [&](std::int64_t r) { norm_row(row(x, r), w, x.cols, eps, row(out, r)); });
     }
 
     void norm_then_add(const Mat& x, const Weight& weight, float eps, const Mat& residual,
                        const Mat& out) override {
         for_rows(x.rows, [&](std::int64_t r) {
-            rms_norm_row(row(x, r), host(weight).vector(), x.cols, eps, bf16_, row(x, r));
-            for (std::int64_t c = 0; c < x.cols; ++c) row(out, r)[c] = rb(row(residual, r)[c] + row(x, r)[c]);
+            norm_row(row(x, r), host(weight).vector(), x.cols, eps, row(x, r));
+            kernels_.add(row(residual, r), row(x, r), x.cols, bf16_, row(out, r));
         });
     }
 
@@ -165,7 +164,7 @@ class PlainBackend final : public HostBackend {
         const float* w = weight == nullptr ? nullptr : host(*weight).vector();
         for_rows(x.rows, [&](std::int64_t r) {
             for (std::int64_t c = 0; c < x.cols; c += head_dim)
-                rms_norm_row(row(x, r) + c, w, head_dim, eps, bf16_, row(x, r) + c);
+                norm_row(row(x, r) + c, w, head_dim, eps, row(x, r) + c);
             if (frequencies == nullptr) return;
             rotate_row(row(x, r), x.cols, head_dim, host(*frequencies).vector(),
                        positions[static_cast<std::size_t>(r)], bf16_);
@@ -181,8 +180,9 @@ class PlainBackend final : public HostBackend {
         const float* scale = host(*w.scale).vector();
         for_rows(h.rows, [&](std::int64_t r) {
             float* x = a.data() + r * h.cols;
-            rms_norm_row(row(h, r), nullptr, h.cols, w.eps, bf16_, x);
-            for (std::int64_t c = 0; c < h.cols; ++c) x[c] = rb(rb(x[c] * scale[c]) * w.input_scale);
+            norm_row(row(h, r), nullptr, h.cols, w.eps, x);
+            kernels_.scale(x, scale, h.cols, 1.0f, bf16_, x);
+            kernels_.scale(x, nullptr, h.cols, w.input_scale, bf16_, x);
         });
         // Who gets a row must not hang on the rounding of a faster product.
         Panels panels = exact_products_.panels_for(host(*w.proj).view());
@@ -223,8 +223,7 @@ class PlainBackend final : public HostBackend {
             std::fill_n(to, hidden, 0.0f);
             for (std::int64_t i = 0; i < k; ++i) {
                 const float* from = y.data() + sorted.place_of[static_cast<std::size_t>(r * k + i)] * hidden;
-                const float weight = row(routing.weights, r)[i];
-                for (std::int64_t c = 0; c < hidden; ++c) to[c] = rb(to[c] + rb(from[c] * weight));
+                kernels_.add_scaled(from, hidden, row(routing.weights, r)[i], bf16_, to);
             }
         });
     }
@@ -235,12 +234,12 @@ class PlainBackend final : public HostBackend {
         for_rows(a.residual.rows, [&](std::int64_t r) {
             float* d = row(a.dense, r);
             float* m = row(a.sparse, r);
-            rms_norm_row(d, host(*a.dense_norm).vector(), n, a.eps, bf16_, d);
-            rms_norm_row(m, host(*a.sparse_norm).vector(), n, a.eps, bf16_, m);
-            for (std::int64_t c = 0; c < n; ++c) d[c] = rb(d[c] + m[c]);
-            rms_norm_row(d, host(*a.norm).vector(), n, a.eps, bf16_, m);
-            for (std::int64_t c = 0; c < n; ++c)
-                row(a.out, r)[c] = rb(rb(row(a.residual, r)[c] + m[c]) * scalar);
+            norm_row(d, host(*a.dense_norm).vector(), n, a.eps, d);
+            norm_row(m, host(*a.sparse_norm).vector(), n, a.eps, m);
+            kernels_.add(d, m, n, bf16_, d);
+            norm_row(d, host(*a.norm).vector(), n, a.eps, m);
+            kernels_.add(row(a.residual, r), m, n, bf16_, row(a.out, r));
+            kernels_.scale(row(a.out, r), nullptr, n, scalar, bf16_, row(a.out, r));
         });
     }
 
@@ -266,6 +265,12 @@ class PlainBackend final : public HostBackend {
         pool_.parallel_for(rows, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t r = begin; r < end; ++r) f(r);
         });
+    }
+
+    // RMSNorm of one row (contract/model.md 3); w null: without a weight. out may be x.
+    void norm_row(const float* x, const float* w, std::int64_t n, float eps, float* out) const {
+        const auto mean = static_cast<float>(kernels_.sum_squares(x, n) / static_cast<double>(n));
+        kernels_.scale(x, w, n, std::pow(mean + eps, -0.5f), bf16_, out);
     }
 
     // out [places, outs]: each place's source(place) -> const float* [k] times its expert's matrix of the

@@ -21,6 +21,14 @@ struct PlainKernels {
     void (*gelu_times)(float* gate, const float* up, std::int64_t n, bool bf16);
     // x[i] = softcap * tanh(x[i] / softcap) / temperature
     void (*softcap)(float* x, std::int64_t n, float softcap, float temperature);
+    // The sum of x[i]^2 in double, over eight lanes counted from x[0].
+    double (*sum_squares)(const float* x, std::int64_t n);
+    // out[i] = rb(x[i] * scale * w[i]); w null: without. out may be x.
+    void (*scale)(const float* x, const float* w, std::int64_t n, float scale, bool bf16, float* out);
+    // out[i] = rb(a[i] + b[i]); b null: a alone. out may be either.
+    void (*add)(const float* a, const float* b, std::int64_t n, bool bf16, float* out);
+    // out[i] = rb(out[i] + rb(x[i] * scale))
+    void (*add_scaled)(const float* x, std::int64_t n, float scale, bool bf16, float* out);
     // x[i] = rb(x[i])
     void (*round)(float* x, std::int64_t n);
 

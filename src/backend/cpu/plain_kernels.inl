@@ -130,6 +130,50 @@ void softcap(float* x, std::int64_t n, float cap, float temperature) {
     map(x, n, [=](Vec v) { return cap * tanh(v / cap) / temperature; });
 }
 
+double sum_squares(const float* x, std::int64_t n) {
+    typedef float Eight __attribute__((vector_size(32)));
+    typedef double Wide __attribute__((vector_size(64)));
+    Wide sum{};
+    for (std::int64_t i = 0; i < n; i += 8) {
+        Eight v{};
+        std::memcpy(&v, x + i, static_cast<std::size_t>(i + 8 <= n ? 8 : n - i) * 4);
+        const Wide w = __builtin_convertvector(v, Wide);
+        sum += w * w;
+    }
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+void scale(const float* x, const float* w, std::int64_t n, float factor, bool bf16, float* out) {
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        Vec v = (left >= kLanes ? load(x + i) : load_part(x + i, left, 0.0f)) * factor;
+        if (w != nullptr) v *= left >= kLanes ? load(w + i) : load_part(w + i, left, 0.0f);
+        if (bf16) v = rb(v);
+        left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
+    }
+}
+
+void add(const float* a, const float* b, std::int64_t n, bool bf16, float* out) {
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        Vec v = left >= kLanes ? load(a + i) : load_part(a + i, left, 0.0f);
+        if (b != nullptr) v += left >= kLanes ? load(b + i) : load_part(b + i, left, 0.0f);
+        if (bf16) v = rb(v);
+        left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
+    }
+}
+
+void add_scaled(const float* x, std::int64_t n, float factor, bool bf16, float* out) {
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        Vec v = (left >= kLanes ? load(x + i) : load_part(x + i, left, 0.0f)) * factor;
+        if (bf16) v = rb(v);
+        v = (left >= kLanes ? load(out + i) : load_part(out + i, left, 0.0f)) + v;
+        if (bf16) v = rb(v);
+        left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
+    }
+}
+
 void round(float* x, std::int64_t n) { map(x, n, rb); }
 
 float max(const float* x, std::int64_t n) {
@@ -189,7 +233,8 @@ void divide(float* x, std::int64_t n, float divisor, bool bf16) {
 
 }  // namespace
 
-const PlainKernels DGEMMA_TABLE = {DGEMMA_ISA, kPanel, kVectors* kLanes, tile,    gelu_times, softcap,
-                                   round,      max,    exp_sum,          sum_exp, entropy,    divide};
+const PlainKernels DGEMMA_TABLE = {
+    DGEMMA_ISA, kPanel, kVectors * kLanes, tile, gelu_times, softcap, sum_squares, scale,  add,
+    add_scaled, round,  max,               exp_sum, sum_exp, entropy, divide};
 
 }  // namespace dgemma::backend::cpu
