@@ -229,10 +229,9 @@ void Bpe::merge_in_windows(std::span<const std::int32_t> symbols, Workspace& wor
             length = window_;
             continue;
         }
-        // The window before would have ended otherwise: merge both again, with as much again around them. A
-        // symbol is merged again only within at least twice the length, which bounds the work to O(log n)
-        // times per symbol.
-        const std::size_t target = 2 * std::max(now.end - now.begin, kept.back().end - kept.back().begin);
+        // The window before would have ended otherwise. Both are merged again in a window of at least twice
+        // the length of either, so no symbol is merged more than O(log n) times, whatever the text.
+        const std::size_t target = 2 * std::max(now.length, kept.back().length);
         do {
             begin = kept.back().begin;
             out.resize(kept.back().out_begin);
