@@ -4,6 +4,22 @@
 
 namespace dgemma::backend {
 
+std::string_view name_of(Stage stage) {
+    switch (stage) {
+        case Stage::self_conditioning:
+            return "self_conditioning";
+        case Stage::attention:
+            return "attention";
+        case Stage::dense:
+            return "dense";
+        case Stage::experts:
+            return "experts";
+        case Stage::head:
+            return "head";
+    }
+    return "?";
+}
+
 Result<std::unique_ptr<Weight>> Backend::prepare_encoded(const WeightView& host) {
     if (host.encoding == Encoding::plain && host.layout == Layout::rows)
         return prepare(Tensor{host.codes, host.type, host.shape});

@@ -6,6 +6,7 @@
 // attention, on its keys) alone: never on how many rows share the call or on the number of threads.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,10 +22,10 @@
 
 namespace dgemma::backend {
 
-// Where results are rounded (contract/model.md 3). f32: nowhere. bf16: at every rounding point of the contract's
-// "HF-bf16 profile"; the sums themselves stay f32 or better. mixed: nowhere but in the operands of the large
-// products, which become bf16 (or 8 bits, where the weight has no more) if the machine multiplies those faster;
-// norms, router, softmax and head statistics stay f32.
+// Where results are rounded (contract/model.md 3). f32: nowhere. bf16: at every rounding point of the
+// contract's "HF-bf16 profile"; the sums themselves stay f32 or better. mixed: nowhere but in the operands of
+// the large products, which become bf16 (or 8 bits, where the weight has no more) if the machine multiplies
+// those faster; norms, router, softmax and head statistics stay f32.
 enum class Precision : std::uint8_t { f32, bf16, mixed };
 
 // A matrix of activations [rows, cols], row-major and dense, in the backend's own memory and element type.
@@ -144,6 +145,11 @@ struct PassInputs {
     std::span<const AttentionSegment> segments;  // of every layer
     std::span<const HeadArgs::Canvas> canvases;  // of the head; none in the encoder
 };
+
+// The parts of a pass that are timed apart.
+enum class Stage : std::uint8_t { self_conditioning, attention, dense, experts, head };
+inline constexpr std::size_t kStages = 5;
+std::string_view name_of(Stage stage);  // "self_conditioning", ...
 
 class Backend {
   public:

@@ -152,6 +152,7 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
 
     // Self-conditioned input (6.1). Without a previous pass s is zero, the branch gives exactly zero and is
     // skipped; the norm that follows is not.
+    backend_.begin_stage(backend::Stage::self_conditioning);
     backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
     if (self_conditioned) {
         for (std::size_t i = 0; i < canvases.size(); ++i) {
@@ -178,6 +179,7 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
     for (std::size_t l = 0; l < weights_.layers.size(); ++l)
         layer(l, rows, weights_.layers[l].decoder_scalar, probe);
 
+    backend_.begin_stage(backend::Stage::head);
     backend_.rms_norm(x_, weights_.final_norm.get(), eps, normed_);
     show(probe, Probe::Stage::hidden, -1, normed_);
     backend_.head({.x = normed_,
@@ -209,6 +211,7 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
     const Mat v{v_.data, n, k.cols};
     const Mat attended{heads_.data, n, q.cols};
 
+    backend_.begin_stage(backend::Stage::attention);
     backend_.rms_norm(x_, w.input_norm.get(), eps, normed_);
     backend_.project(normed_, *w.q_proj, q);
     backend_.project(normed_, *w.k_proj, k);
@@ -240,10 +243,12 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
     backend_.norm_then_add(branch_, *w.post_attention_norm, eps, x_, x_);  // x_ is h from here on
 
     // Both branches start from h.
+    backend_.begin_stage(backend::Stage::dense);
     backend_.rms_norm(x_, w.dense_pre_norm.get(), eps, normed_);
     backend_.gated_mlp(normed_, *w.gate_proj, *w.up_proj, *w.down_proj, branch_);
     show(probe, Probe::Stage::dense, number, branch_);
 
+    backend_.begin_stage(backend::Stage::experts);
     const backend::Routing routing{expert_ids_, expert_weights_, probe != nullptr ? probabilities_ : Mat{}};
     backend_.route(
         x_, {w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(), router_input_scale_, eps},

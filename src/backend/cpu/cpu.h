@@ -2,8 +2,10 @@
 // left them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -88,16 +90,24 @@ class HostBackend : public Backend {
         return {};
     }
     Result<std::span<const std::int32_t>> end_pass() override {
+        close_stage();
         return std::span<const std::int32_t>(marks_);
     }
     void watch(const Mat& x, std::int32_t stage) override;
+    void begin_stage(Stage stage) override;
+    std::array<double, kStages> take_stage_times() override;
 
   protected:
     // rb of the contract: a rounding point of the bf16 profile.
     [[nodiscard]] float rb(float x) const { return precision_ == Precision::bf16 ? round_bf16(x) : x; }
 
   private:
+    void close_stage();
+
     Precision precision_;
+    std::array<double, kStages> stage_ms_{};
+    std::optional<Stage> stage_;
+    std::chrono::steady_clock::time_point stage_begin_;
     std::vector<std::int32_t> marks_;  // of the pass under watch
 };
 

@@ -125,4 +125,19 @@ void HostBackend::watch(const Mat& x, std::int32_t stage) {
     }
 }
 
+void HostBackend::begin_stage(Stage stage) {
+    close_stage();
+    stage_ = stage;
+    stage_begin_ = std::chrono::steady_clock::now();
+}
+
+void HostBackend::close_stage() {
+    if (!stage_) return;
+    stage_ms_[static_cast<std::size_t>(*stage_)] +=
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - stage_begin_).count();
+    stage_.reset();
+}
+
+std::array<double, kStages> HostBackend::take_stage_times() { return std::exchange(stage_ms_, {}); }
+
 }  // namespace dgemma::backend::cpu
