@@ -192,6 +192,11 @@ class Backend {
     // as zero.
     virtual void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) = 0;
 
+    // --- time. Everything from here to the next call, or to the end of the pass, belongs to `stage`.
+    virtual void begin_stage(Stage) {}
+    // Milliseconds of each stage since the last call; zeros where the backend does not measure.
+    virtual std::array<double, kStages> take_stage_times() { return {}; }
+
     // --- norms and projections
     // out = rb(x * mean(x^2 + eps)^-1/2 * weight); weight null: the last product is left out. out may be x.
     virtual void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) = 0;
