@@ -81,5 +81,7 @@ constexpr std::uint16_t f32_to_bf16(float value) {
 constexpr float round_bf16(float value) { return bf16_to_f32(f32_to_bf16(value)); }
 
 float f16_to_f32(std::uint16_t bits);
+// Nearest f16, ties to even; what is too large becomes an infinity. A NaN stays one.
+std::uint16_t f32_to_f16(float value);
 
 }  // namespace dgemma

@@ -28,6 +28,8 @@ WeightBytes row_bytes(Encoding encoding, std::uint64_t cols, std::size_t element
 
 }  // namespace
 
+std::string_view name_of(Layout layout) { return layout == Layout::tiles ? "tiles" : "rows"; }
+
 std::int64_t group_of(Encoding encoding) {
     switch (encoding) {
         case Encoding::affine8:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "base/weight_view.h"
 
@@ -33,6 +34,8 @@ struct WeightGrid {
 // divide, tiles of anything but bf16 and the affine encodings, an empty or negative dimension, or more than
 // 2^60 bytes.
 std::optional<WeightGrid> weight_grid(const Shape& shape, Encoding encoding, Layout layout, Dtype type);
+
+std::string_view name_of(Layout layout);  // "rows", "tiles"
 
 // What the width of a matrix must be a multiple of for an encoding: 32, 16 or 1.
 std::int64_t group_of(Encoding encoding);

@@ -1,6 +1,7 @@
 #include "files/mapping.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 #include <utility>
 
@@ -79,6 +80,14 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 Mapping::~Mapping() {
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): munmap takes void*, the pages are read-only.
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void release_pages(std::span<const std::byte> bytes) {
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto begin = (reinterpret_cast<std::uintptr_t>(bytes.data()) + page - 1) / page * page;
+    const auto end = (reinterpret_cast<std::uintptr_t>(bytes.data()) + bytes.size()) / page * page;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): pages are found by their addresses.
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 Result<std::string> read_text(const std::filesystem::path& path, std::uint64_t max_bytes) {

@@ -34,6 +34,10 @@ class Mapping {
     std::size_t size_ = 0;
 };
 
+// Mapped bytes that will not be read again soon: their pages no longer count as memory of this process. A
+// later read finds them in the file again. For bytes of a Mapping only.
+void release_pages(std::span<const std::byte> bytes);
+
 // The whole of a small file (config.json, a template) as text, whatever its encoding. Errors: as
 // Mapping::open, and invalid when it is longer than `max_bytes`.
 Result<std::string> read_text(const std::filesystem::path& path,
