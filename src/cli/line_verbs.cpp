@@ -3,6 +3,7 @@
 #include "cli/model_choice.h"
 #include "cli/parse.h"
 #include "cli/template.h"
+#include "cli/tokenize.h"
 #include "cli/verbs.h"
 #include "files/mapping.h"
 
@@ -19,11 +20,29 @@ Result<int> run_info(const Arguments& arguments, Console& console) {
     return 0;
 }
 
-#if !__has_include("cli/tokenize.h")
-Result<int> run_tokenize(const Arguments& /*arguments*/, Console& /*console*/) {
-    return Error{ErrorKind::unsupported, "tokenize is not there yet."};
+Result<int> run_tokenize(const Arguments& arguments, Console& console) {
+    const auto named = arguments.text(Flag::tokenizer);
+    if (named && arguments.source(Flag::model) == "--model" && arguments.given(Flag::model)) {
+        return Error{ErrorKind::usage, "tokenize takes --model or --tokenizer, not both."};
+    }
+    const TokenizeOptions options{.decode = arguments.on(Flag::decode),
+                                  .no_special = arguments.on(Flag::no_special),
+                                  .skip_special = arguments.on(Flag::skip_special)};
+    if (options.decode && options.no_special) {
+        return Error{ErrorKind::usage, "--no-special is about text to encode; leave it out with --decode."};
+    }
+    if (!options.decode && options.skip_special) {
+        return Error{ErrorKind::usage, "--skip-special is about ids to decode; add --decode."};
+    }
+    std::filesystem::path path;
+    if (!named) {
+        DGEMMA_TRY(path, chosen_model(arguments));
+    }
+    DGEMMA_TRY(const text::Tokenizer tokenizer,
+               named ? text::Tokenizer::load(*named) : text::load_tokenizer_for(path));
+    DGEMMA_CHECK(tokenize_lines(tokenizer, options, console.in, console.out));
+    return 0;
 }
-#endif
 
 Result<int> run_template(const Arguments& arguments, Console& console) {
     text::TemplateRevision revision = text::TemplateRevision::canonical;

@@ -345,7 +345,9 @@ Result<TokenizerTables> parse_tokenizer(std::string json, std::string_view name)
         element root;
         const simdjson::error_code error = parser.parse(json.data(), json.size(), false).get(root);
         if (error != simdjson::SUCCESS) {
-            return broken_tokenizer(name, fmt::format("it is not JSON ({})", simdjson::error_message(error)));
+            std::string_view fault = simdjson::error_message(error);
+            if (fault.ends_with('.')) fault.remove_suffix(1);
+            return broken_tokenizer(name, fmt::format("it is not JSON ({})", fault));
         }
         return Builder(name).build(root);
     } catch (const std::bad_alloc&) {
