@@ -4,6 +4,18 @@
 
 namespace dgemma::backend {
 
+std::string_view name_of(Arithmetic kind) {
+    switch (kind) {
+        case Arithmetic::f32:
+            return "f32";
+        case Arithmetic::bf16:
+            return "bf16";
+        case Arithmetic::bytes:
+            return "bytes";
+    }
+    return "?";
+}
+
 std::string_view name_of(Stage stage) {
     switch (stage) {
         case Stage::self_conditioning:

@@ -146,6 +146,20 @@ struct PassInputs {
     std::span<const HeadArgs::Canvas> canvases;  // of the head; none in the encoder
 };
 
+// The kinds of multiply-add a backend does: f32, pairs of bf16, quads of bytes.
+enum class Arithmetic : std::uint8_t { f32, bf16, bytes };
+inline constexpr std::size_t kArithmetics = 3;
+std::string_view name_of(Arithmetic kind);
+
+// What was done since the facts were last taken; zeros where the backend does not count.
+struct PassFacts {
+    std::array<double, kArithmetics> multiply_adds{};
+    std::int64_t fewest_experts = 0;    // that had rows, in the layer where they were fewest
+    std::int64_t most_expert_rows = 0;  // of one expert in one layer
+    std::int64_t soft_rows = 0;         // rows of soft embeddings, and the vocabulary entries they took in
+    std::int64_t soft_entries = 0;
+};
+
 // The parts of a pass that are timed apart.
 enum class Stage : std::uint8_t { self_conditioning, attention, dense, experts, head };
 inline constexpr std::size_t kStages = 5;
@@ -196,6 +210,10 @@ class Backend {
     virtual void begin_stage(Stage) {}
     // Milliseconds of each stage since the last call; zeros where the backend does not measure.
     virtual std::array<double, kStages> take_stage_times() { return {}; }
+    virtual PassFacts take_facts() { return {}; }
+    // Multiply-adds per second that this machine reaches in registers, by kind; 0 for what it has no
+    // instruction for. Takes a fraction of a second.
+    virtual std::array<double, kArithmetics> measure_peaks() { return {}; }
 
     // --- norms and projections
     // out = rb(x * mean(x^2 + eps)^-1/2 * weight); weight null: the last product is left out. out may be x.

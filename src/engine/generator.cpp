@@ -5,62 +5,26 @@
 
 #include <fmt/core.h>
 
-#include "backend/cpu/cpu.h"
-#include "base/thread_pool.h"
+#include "engine/loaded_model.h"
 #include "engine/reply.h"
-#include "files/checkpoint.h"
-#include "model/forward.h"
-#include "model/kv_cache.h"
-#include "model/weights.h"
 
 namespace dgemma::engine {
 
-struct Generator::Impl {
-    model::Config config;
-    model::GenerationConfig generation;
-    int context = 0;
-    std::unique_ptr<backend::Backend> backend;
-    std::optional<model::Model> model;
-    std::optional<model::KvCache> cache;
-};
-
-Generator::Generator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Generator::Generator(std::unique_ptr<LoadedModel> loaded) : loaded_(std::move(loaded)) {}
 Generator::~Generator() = default;
 
-const model::Config& Generator::config() const { return impl_->config; }
-const model::GenerationConfig& Generator::generation_config() const { return impl_->generation; }
-int Generator::context_limit() const { return impl_->context; }
+const model::Config& Generator::config() const { return loaded_->config; }
+const model::GenerationConfig& Generator::generation_config() const { return loaded_->generation; }
+int Generator::context_limit() const { return loaded_->context; }
 
 Result<std::unique_ptr<Generator>> Generator::load(const files::Checkpoint& checkpoint,
                                                    const LoadOptions& options) {
-    if (options.threads < 0 || options.context < 0 || options.prefill_chunk < 1) {
-        return Error{ErrorKind::usage,
-                     "threads and context cannot be negative, and a prefill chunk has at least one token"};
-    }
-    auto impl = std::make_unique<Impl>();
-    const std::string where = (checkpoint.path() / "config.json").string();
-    DGEMMA_TRY(const std::string config, checkpoint.config_text());
-    DGEMMA_TRY(impl->config, model::parse_config(config, where));
-    if (checkpoint.has_file("generation_config.json")) {
-        DGEMMA_TRY(const std::string generation, checkpoint.read_text("generation_config.json"));
-        DGEMMA_TRY(impl->generation,
-                   model::parse_generation_config(generation,
-                                                  (checkpoint.path() / "generation_config.json").string()));
-    }
-    impl->context = options.context > 0 ? options.context : impl->config.text.max_positions;
-    const int threads = options.threads > 0 ? options.threads : ThreadPool::default_threads();
-    impl->backend = options.backend == BackendKind::reference
-                        ? backend::make_reference_backend(options.precision)
-                        : backend::make_plain_backend(options.precision, threads);
-    DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, impl->config, *impl->backend));
-    impl->model.emplace(impl->config, std::move(weights), *impl->backend);
-    const Dtype kv = options.precision == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
-    impl->cache.emplace(impl->config, *impl->backend, options.prefill_chunk, kv);
-    return std::unique_ptr<Generator>(new Generator(std::move(impl)));
+    DGEMMA_TRY(std::unique_ptr<LoadedModel> loaded, load_model(checkpoint, options));
+    return std::unique_ptr<Generator>(new Generator(std::move(loaded)));
 }
 
 diffusion::Options Generator::default_options() const {
-    const model::GenerationConfig& g = impl_->generation;
+    const model::GenerationConfig& g = loaded_->generation;
     diffusion::Options out;
     out.sampler = g.sampler == model::SamplerKind::confidence_threshold
                       ? diffusion::Sampler::confidence_threshold
@@ -76,7 +40,7 @@ diffusion::Options Generator::default_options() const {
 }
 
 Result<EndEvent> Generator::generate(const Request& request, Sink& sink) {
-    const int vocab = impl_->config.text.vocab_size;
+    const int vocab = loaded_->config.text.vocab_size;
     if (request.prompt.empty()) {
         return Error{ErrorKind::usage, "the prompt is empty: give at least one token"};
     }
@@ -91,18 +55,18 @@ Result<EndEvent> Generator::generate(const Request& request, Sink& sink) {
         return Error{ErrorKind::usage,
                      "max_tokens and canvas_length cannot be negative; 0 means the default"};
     }
-    const int canvas = request.canvas_length > 0 ? request.canvas_length : impl_->config.canvas_length;
+    const int canvas = request.canvas_length > 0 ? request.canvas_length : loaded_->config.canvas_length;
     DGEMMA_TRY(const Budget budget, plan_budget(static_cast<int>(request.prompt.size()), request.max_tokens,
-                                                canvas, request.shrink_canvas, impl_->context));
+                                                canvas, request.shrink_canvas, loaded_->context));
     DGEMMA_CHECK(diffusion::check(request.diffusion));
 
     std::vector<std::int32_t> stop_ids = request.stop_ids;
     if (stop_ids.empty()) {
         const std::vector<int>& own =
-            impl_->generation.eos_ids.empty() ? impl_->config.eos_ids : impl_->generation.eos_ids;
+            loaded_->generation.eos_ids.empty() ? loaded_->config.eos_ids : loaded_->generation.eos_ids;
         stop_ids.assign(own.begin(), own.end());
     }
-    Reply reply(*impl_->model, *impl_->cache, request, std::move(stop_ids), budget, sink);
+    Reply reply(*loaded_->model, *loaded_->cache, request, std::move(stop_ids), budget, sink);
     return reply.run();
 }
 

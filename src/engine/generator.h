@@ -57,6 +57,8 @@ struct Request {
     const std::atomic<bool>* cancel = nullptr;  // polled between passes
 };
 
+struct LoadedModel;
+
 class Generator {
   public:
     // Errors: those of the files (not_found, invalid, unsupported), usage.
@@ -79,9 +81,8 @@ class Generator {
     Result<EndEvent> generate(const Request& request, Sink& sink);
 
   private:
-    struct Impl;
-    explicit Generator(std::unique_ptr<Impl> impl);
-    std::unique_ptr<Impl> impl_;
+    explicit Generator(std::unique_ptr<LoadedModel> loaded);
+    std::unique_ptr<LoadedModel> loaded_;
 };
 
 }  // namespace dgemma::engine

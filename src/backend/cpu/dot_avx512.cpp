@@ -9,6 +9,32 @@
 namespace dgemma::backend::cpu {
 namespace {
 
+double burn_bf16(std::int64_t rounds) {
+    __m512 acc[24];
+    for (auto& v : acc) v = _mm512_setzero_ps();
+    auto x = (__m512bh)_mm512_set1_epi32(0x3F803F80);
+    for (std::int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 24
+        for (auto& v : acc) v = _mm512_dpbf16_ps(v, x, x);
+        __asm__ volatile("" : "+v"(x));
+    }
+    for (auto& v : acc) __asm__ volatile("" ::"v"(v));
+    return 24.0 * 32.0 * static_cast<double>(rounds);
+}
+
+double burn_bytes(std::int64_t rounds) {
+    __m512i acc[24];
+    for (auto& v : acc) v = _mm512_setzero_si512();
+    __m512i x = _mm512_set1_epi32(0x01010101);
+    for (std::int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 24
+        for (auto& v : acc) v = _mm512_dpbusd_epi32(v, x, x);
+        __asm__ volatile("" : "+v"(x));
+    }
+    for (auto& v : acc) __asm__ volatile("" ::"v"(v));
+    return 24.0 * 64.0 * static_cast<double>(rounds);
+}
+
 template <int Rows>
 void bf16_rows(std::int64_t pairs, const std::uint32_t* a, const std::uint32_t* tile, float* c,
                std::int64_t ldc, bool add) {
@@ -247,8 +273,9 @@ void quantise_row(const float* x, std::int64_t k, std::int64_t rows, std::int32_
 
 }  // namespace
 
-const DotKernels dot_avx512 = {"avx512_bf16_vnni", bf16,      affine8,     unpack4, interleave_rows,
-                               interleave_columns, round_row, quantise_row};
+const DotKernels dot_avx512 = {
+    "avx512_bf16_vnni", burn_bf16,          burn_bytes, bf16,        affine8, unpack4,
+    interleave_rows,    interleave_columns, round_row,  quantise_row};
 
 }  // namespace dgemma::backend::cpu
 #endif

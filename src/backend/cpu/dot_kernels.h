@@ -26,6 +26,10 @@ struct BytePanel {
 struct DotKernels {
     const char* name;
 
+    // `rounds` rounds of nothing but the dot instruction, in registers; -> multiply-adds done.
+    double (*burn_bf16)(std::int64_t rounds);
+    double (*burn_bytes)(std::int64_t rounds);
+
     // c [rows][32] (leading dimension ldc) = or += a tile^T; a [pairs][rows] pairs of bf16, tile
     // [pairs][32][2] bf16.
     void (*bf16)(int rows, std::int64_t pairs, const std::uint32_t* a, const std::uint32_t* tile, float* c,

@@ -2,8 +2,10 @@
 // ascending order within its own row, so a row's bits depend neither on its neighbours nor on the threads.
 #include <algorithm>
 #include <cassert>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "backend/cpu/cpu.h"
@@ -87,6 +89,8 @@ class PlainBackend final : public HostBackend {
             sum[static_cast<std::size_t>(r)] =
                 kernels_.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(r)]);
         });
+        facts_.soft_rows += n;
+        facts_.soft_entries += n * vocab;
         // The vocabulary in slices: probabilities of a slice for all rows, then their share of the product.
         constexpr std::int64_t slice = 1024;
         const WeightView& rows = host(table).view();
@@ -171,7 +175,46 @@ class PlainBackend final : public HostBackend {
         });
     }
 
-    void attention(const AttentionArgs& args) override { plain_attention(args, kernels_, pool_, bf16_); }
+    PassFacts take_facts() override {
+        PassFacts facts = std::exchange(facts_, {});
+        for (Products* products : {&products_, &exact_products_}) {
+            const auto work = products->take_work();
+            for (std::size_t i = 0; i < work.size(); ++i) facts.multiply_adds[i] += work[i];
+        }
+        return facts;
+    }
+
+    std::array<double, kArithmetics> measure_peaks() override {
+        const auto rate = [&](double (*burn)(std::int64_t)) {
+            std::vector<double> done(static_cast<std::size_t>(pool_.threads()));
+            constexpr std::int64_t rounds = 4'000'000;  // some tens of milliseconds
+            double best = 0;
+            for (int repeat = 0; repeat < 3; ++repeat) {
+                const auto start = std::chrono::steady_clock::now();
+                pool_.parallel_for(pool_.threads(), 1, [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t i = begin; i < end; ++i)
+                        done[static_cast<std::size_t>(i)] = burn(rounds);
+                });
+                const double seconds =
+                    std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+                best = std::max(best, std::accumulate(done.begin(), done.end(), 0.0) / seconds);
+            }
+            return best;
+        };
+        const DotKernels* dots = products_.kernels().dots;
+        return {rate(kernels_.burn), dots == nullptr ? 0.0 : rate(dots->burn_bf16),
+                dots == nullptr ? 0.0 : rate(dots->burn_bytes)};
+    }
+
+    void attention(const AttentionArgs& args) override {
+        for (std::int64_t r = 0; r < args.q.rows; ++r) {
+            const double keys =
+                args.key_end[static_cast<std::size_t>(r)] - args.key_begin[static_cast<std::size_t>(r)];
+            facts_.multiply_adds[static_cast<std::size_t>(Arithmetic::f32)] +=
+                2.0 * keys * static_cast<double>(args.q.cols);
+        }
+        plain_attention(args, kernels_, pool_, bf16_);
+    }
 
     void route(const Mat& h, const RouterWeights& w, const Routing& out) override {
         const std::int64_t experts = w.proj->shape()[0];
@@ -203,6 +246,11 @@ class PlainBackend final : public HostBackend {
         const std::int64_t hidden = x.cols;
         const std::int64_t k = routing.ids.cols;
         const ExpertRows sorted(routing, gate_up.shape()[0]);
+        const auto touched = static_cast<std::int64_t>(sorted.groups.size());
+        facts_.fewest_experts =
+            facts_.fewest_experts == 0 ? touched : std::min(facts_.fewest_experts, touched);
+        for (const ExpertRows::Group& g : sorted.groups)
+            facts_.most_expert_rows = std::max(facts_.most_expert_rows, g.count);
         const auto places = static_cast<std::size_t>(x.rows * k);
         std::vector<float> gu(places * static_cast<std::size_t>(2 * width)),
             y(places * static_cast<std::size_t>(hidden));
@@ -316,6 +364,7 @@ class PlainBackend final : public HostBackend {
     const PlainKernels& kernels_;
     Products products_;
     Products exact_products_;  // without dot products
+    PassFacts facts_;
 };
 
 }  // namespace

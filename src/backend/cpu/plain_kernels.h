@@ -13,6 +13,9 @@ struct PlainKernels {
     int rows;  // of a panel of x
     int cols;  // of a tile of the weight; divides page_tokens
 
+    // `rounds` rounds of nothing but multiply-adds, in registers; -> multiply-adds done.
+    double (*burn)(std::int64_t rounds);
+
     // c [rows, cols] (leading dimension ldc) = or += sum over k, ascending, of a[k][rows] * b[k * ldb + col].
     void (*tile)(std::int64_t k, const float* a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
                  bool add);

@@ -94,12 +94,19 @@ Operand Products::operand_for(const WeightView& w) const {
     return affine && w.layout == Layout::tiles ? Operand::bytes : Operand::f32;
 }
 
+void Products::note_work(Operand operand, std::int64_t rows, std::int64_t outs, std::int64_t ins) {
+    work_[static_cast<std::size_t>(operand)] +=
+        static_cast<double>(rows) * static_cast<double>(outs) * static_cast<double>(ins);
+}
+
 void Products::run(std::span<const Product> products, bool bf16) {
     const auto width_of = [&](const Product& p) {
         return p.x->operand() == Operand::f32 ? std::int64_t{kernels_.plain->cols} : kTileRows;
     };
     std::vector<std::int64_t> first_item(products.size() + 1);
     for (std::size_t i = 0; i < products.size(); ++i) {
+        const Product& p = products[i];
+        note_work(p.x->operand(), p.x->first_row(p.x->panels()), rows_of(*p.weight), cols_of(*p.weight));
         first_item[i + 1] = first_item[i] + (rows_of(*products[i].weight) + width_of(products[i]) - 1) /
                                                 width_of(products[i]);
     }
@@ -187,6 +194,7 @@ void Products::times_rows(const Panels& p, std::int64_t count, const WeightView&
                           float* out, bool add) {
     const std::int64_t cols = cols_of(table);
     const bool dots = p.operand() == Operand::bf16;
+    note_work(p.operand(), p.first_row(p.panels()), cols, count);
     const std::int64_t width = dots ? kTileRows : std::int64_t{kernels_.plain->cols};
     const std::int64_t group =
         dots ? 8 : 1;  // tiles that a thread takes together: a longer piece of each row

@@ -1,8 +1,10 @@
 // Matrix products of the CPU: rows packed into panels, weights packed tile by tile as they are read.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -78,6 +80,8 @@ class Products {
   public:
     Products(const KernelTables& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
+    [[nodiscard]] const KernelTables& kernels() const { return kernels_; }
+
     // What activations a weight is multiplied with.
     [[nodiscard]] Operand operand_for(const WeightView& weight) const;
     [[nodiscard]] Panels panels_for(const WeightView& weight) const {
@@ -92,12 +96,17 @@ class Products {
     void times_rows(const Panels& p, std::int64_t count, const WeightView& table, std::int64_t first,
                     float* out, bool add);
 
+    // Multiply-adds since the last call, by kind.
+    std::array<double, kArithmetics> take_work() { return std::exchange(work_, {}); }
+
   private:
+    void note_work(Operand operand, std::int64_t rows, std::int64_t outs, std::int64_t ins);
     void tile_f32(const Product& p, std::int64_t column, bool bf16);
     void tile_dots(const Product& p, std::int64_t column);
 
     KernelTables kernels_;
     ThreadPool& pool_;
+    std::array<double, kArithmetics> work_{};
 };
 
 void plain_attention(const AttentionArgs& args, const PlainKernels& kernels, ThreadPool& pool, bool bf16);

@@ -1,0 +1,38 @@
+#include "engine/loaded_model.h"
+
+#include <utility>
+
+#include "backend/cpu/cpu.h"
+#include "base/thread_pool.h"
+#include "model/weights.h"
+
+namespace dgemma::engine {
+
+Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
+                                                const LoadOptions& options) {
+    if (options.threads < 0 || options.context < 0 || options.prefill_chunk < 1) {
+        return Error{ErrorKind::usage,
+                     "threads and context cannot be negative, and a prefill chunk has at least one token"};
+    }
+    auto loaded = std::make_unique<LoadedModel>();
+    DGEMMA_TRY(const std::string config, checkpoint.config_text());
+    DGEMMA_TRY(loaded->config, model::parse_config(config, (checkpoint.path() / "config.json").string()));
+    if (checkpoint.has_file("generation_config.json")) {
+        DGEMMA_TRY(const std::string generation, checkpoint.read_text("generation_config.json"));
+        DGEMMA_TRY(loaded->generation,
+                   model::parse_generation_config(generation,
+                                                  (checkpoint.path() / "generation_config.json").string()));
+    }
+    loaded->context = options.context > 0 ? options.context : loaded->config.text.max_positions;
+    const int threads = options.threads > 0 ? options.threads : ThreadPool::default_threads();
+    loaded->backend = options.backend == BackendKind::reference
+                          ? backend::make_reference_backend(options.precision)
+                          : backend::make_plain_backend(options.precision, threads);
+    DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
+    loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
+    const Dtype kv = options.precision == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
+    loaded->cache.emplace(loaded->config, *loaded->backend, options.prefill_chunk, kv);
+    return loaded;
+}
+
+}  // namespace dgemma::engine

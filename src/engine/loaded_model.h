@@ -1,0 +1,30 @@
+// A model with the backend it runs on, as a Generator and a measurement load it.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "backend/backend.h"
+#include "base/result.h"
+#include "engine/generator.h"
+#include "files/checkpoint.h"
+#include "model/config.h"
+#include "model/forward.h"
+#include "model/kv_cache.h"
+
+namespace dgemma::engine {
+
+struct LoadedModel {
+    model::Config config;
+    model::GenerationConfig generation;
+    int context = 0;
+    std::unique_ptr<backend::Backend> backend;
+    std::optional<model::Model> model;
+    std::optional<model::KvCache> cache;
+};
+
+// The checkpoint must outlive the model. Errors: those of the files (not_found, invalid, unsupported), usage.
+Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
+                                                const LoadOptions& options);
+
+}  // namespace dgemma::engine

@@ -1,0 +1,117 @@
+#include "engine/measure.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <sys/resource.h>
+
+#include "diffusion/denoiser.h"
+#include "engine/loaded_model.h"
+
+namespace dgemma::engine {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t n = values.size();
+    return n == 0 ? 0 : n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+}  // namespace
+
+Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptions& load,
+                            const MeasureOptions& options) {
+    if (options.prompt_tokens < 1 || options.steps < 2 || options.canvas_length < 0) {
+        return Error{ErrorKind::usage, "a measurement takes at least one prompt token and two steps"};
+    }
+    const auto tell = [&](const char* what, int done, int total) {
+        if (options.progress) options.progress(what, done, total);
+    };
+    Measurement out;
+    auto start = Clock::now();
+    DGEMMA_TRY(const std::unique_ptr<LoadedModel> loaded, load_model(checkpoint, load));
+    out.load_seconds = seconds_since(start);
+    tell("load", 1, 1);
+    backend::Backend& backend = *loaded->backend;
+    const int vocab = loaded->config.text.vocab_size;
+
+    // Random ids, as far as possible from anything a cache of experts or embedding rows could like.
+    const auto noise = diffusion::make_noise(diffusion::Noise::counter, options.seed, vocab);
+    std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
+    DGEMMA_CHECK(noise->initial_canvas({1000, 0}, prompt));
+    start = Clock::now();
+    for (std::size_t done = 0; done < prompt.size();) {
+        const std::size_t count =
+            std::min(prompt.size() - done, static_cast<std::size_t>(loaded->cache->chunk()));
+        DGEMMA_CHECK(loaded->model->encode(*loaded->cache, std::span(prompt).subspan(done, count)));
+        done += count;
+        tell("prefill", static_cast<int>(done), options.prompt_tokens);
+    }
+    out.prefill_seconds = seconds_since(start);
+    out.prefill_tokens_per_second = options.prompt_tokens / out.prefill_seconds;
+
+    diffusion::Options denoising;
+    denoising.max_steps = std::max(48, options.steps);
+    denoising.adaptive_stop = false;
+    denoising.seed = options.seed;
+    denoising.guards = diffusion::Guards::none();
+    const int length = options.canvas_length > 0 ? options.canvas_length : loaded->config.canvas_length;
+    DGEMMA_TRY(auto denoiser, diffusion::Denoiser::start(denoising, {.length = length, .vocabulary = vocab},
+                                                         *noise, {0, 0}));
+    DGEMMA_TRY(const auto logits, backend.make_logits(length, vocab));
+    std::vector<std::array<double, backend::kStages>> stages;
+    (void)backend.take_stage_times();
+    for (int step = 0; step < options.steps; ++step) {
+        (void)backend.take_facts();
+        start = Clock::now();
+        model::Canvas canvas{.cache = &*loaded->cache,
+                             .ids = denoiser.canvas(),
+                             .temperature = denoiser.temperature(),
+                             .logits = logits.get(),
+                             .self_condition = step > 0};
+        DGEMMA_CHECK(loaded->model->denoise(std::span(&canvas, 1)));
+        const double pass = seconds_since(start);
+        DGEMMA_TRY(const auto outcome, denoiser.advance(*logits));
+        (void)outcome;
+        const double whole = seconds_since(start);
+        out.step_ms.push_back(1000 * whole);
+        auto times = backend.take_stage_times();
+        times[static_cast<std::size_t>(backend::Stage::head)] += 1000 * (whole - pass);
+        if (step > 0) stages.push_back(times);
+        const backend::PassFacts facts = backend.take_facts();
+        out.multiply_adds = facts.multiply_adds;
+        out.fewest_experts = facts.fewest_experts;
+        out.most_expert_rows = facts.most_expert_rows;
+        if (facts.soft_rows > 0)
+            out.soft_entries_per_row =
+                static_cast<double>(facts.soft_entries) / static_cast<double>(facts.soft_rows);
+        tell("step", step + 1, options.steps);
+    }
+    out.median_step_ms = median({out.step_ms.begin() + 1, out.step_ms.end()});
+    for (std::size_t s = 0; s < backend::kStages; ++s) {
+        std::vector<double> of_stage;
+        for (const auto& times : stages) of_stage.push_back(times[s]);
+        out.stage_ms[s] = median(of_stage);
+    }
+    out.peaks = backend.measure_peaks();
+    double at_peak = 0, all = 0;
+    for (std::size_t i = 0; i < out.peaks.size(); ++i) {
+        all += out.multiply_adds[i];
+        if (out.peaks[i] > 0) at_peak += out.multiply_adds[i] / out.peaks[i];
+    }
+    out.giga_multiply_adds_per_second = all / out.median_step_ms / 1e6;
+    out.peak_fraction = at_peak * 1000 / out.median_step_ms;
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    out.peak_rss_bytes = std::int64_t{usage.ru_maxrss} * 1024;
+    return out;
+}
+
+}  // namespace dgemma::engine
