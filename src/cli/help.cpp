@@ -76,7 +76,7 @@ std::string general_flags() {
     return out;
 }
 
-std::string cell(std::string text) {
+std::string cell(std::string_view text) {
     std::string out;
     for (const char c : text) {
         if (c == '|') out += '\\';
@@ -149,7 +149,7 @@ std::string markdown_help() {
     for (const FlagInfo& flag : flags()) {
         if (flag.verbs != 0) continue;
         const std::string names = flag.short_name != 0 ? fmt::format("`-{}`, ", flag.short_name) : "";
-        out += fmt::format("| {}`--{}` | {} |\n", names, flag.name, cell(std::string(flag.help)));
+        out += fmt::format("| {}`--{}` | {} |\n", names, flag.name, cell(flag.help));
     }
     return out;
 }
