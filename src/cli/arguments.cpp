@@ -24,6 +24,7 @@ Status check(const FlagInfo& flag, const std::string& where, const std::string& 
         case FlagKind::toggle:
             return read_toggle(value) ? Status() : refuse();
         case FlagKind::whole: {
+            if (std::find(flag.choices.begin(), flag.choices.end(), value) != flag.choices.end()) return {};
             const auto number = read_whole(value);
             // The largest `most` is 2^64 - 1, which as a double is 2^64: every u64 passes.
             const bool fits = number && static_cast<double>(*number) >= flag.least &&

@@ -37,8 +37,9 @@ class Arguments {
 
     [[nodiscard]] bool given(Flag flag) const { return !values(flag).empty(); }
     [[nodiscard]] bool on(Flag toggle) const;
-    [[nodiscard]] std::optional<std::string> text(Flag flag) const;  // text, path, choice
-    [[nodiscard]] std::optional<std::uint64_t> whole(Flag flag) const;
+    [[nodiscard]] std::optional<std::string> text(Flag flag) const;  // as it was given
+    [[nodiscard]] std::optional<std::uint64_t> whole(
+        Flag flag) const;                                       // nothing for a word in place of a number
     [[nodiscard]] int whole_or(Flag flag, int fallback) const;  // for flags whose range is that of an int
     [[nodiscard]] std::optional<double> real(Flag flag) const;
     [[nodiscard]] const std::vector<std::string>& list(Flag flag) const { return values(flag); }

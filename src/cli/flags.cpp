@@ -137,8 +137,8 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .least = 0, .most = 1e6, .open = true},
     {.flag = Flag::canvas_length, .name = "canvas-length", .kind = FlagKind::whole,
      .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's",
-     .help = "tokens denoised at once",
-     .least = 1, .most = 65536},
+     .help = "tokens denoised at once; shrink is --shrink-canvas",
+     .least = 1, .most = 65536, .choices = {"shrink"}},
     {.flag = Flag::shrink_canvas, .name = "shrink-canvas", .kind = FlagKind::toggle,
      .verbs = generating, .group = "Denoising", .fallback = "off",
      .help = "a smaller canvas where few tokens are left to --max-tokens (the rule of MLX)"},
@@ -250,8 +250,9 @@ std::string range_text(const FlagInfo& flag) {
         case FlagKind::toggle:
             return "yes or no";
         case FlagKind::whole:
-            return fmt::format("a whole number from {} to {}", number_text(flag.least),
-                               number_text(flag.most));
+            return fmt::format("a whole number from {} to {}{}{}", number_text(flag.least),
+                               number_text(flag.most), flag.choices.empty() ? "" : ", or ",
+                               joined(flag.choices));
         case FlagKind::real:
             return flag.open ? fmt::format("a number above {}, at most {}", number_text(flag.least),
                                            number_text(flag.most))

@@ -70,7 +70,7 @@ inline constexpr std::size_t flag_count = static_cast<std::size_t>(Flag::version
 
 enum class FlagKind : std::uint8_t {
     toggle,  // on or off
-    whole,   // a whole number in [least, most]
+    whole,   // a whole number in [least, most], or one of `choices`
     real,    // a finite number in [least, most], or (least, most] where `open` says so
     choice,  // one of `choices`
     text,    // anything but nothing

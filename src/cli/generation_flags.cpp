@@ -41,7 +41,8 @@ Result<engine::Request> request_of(const Arguments& arguments, const diffusion::
     set(Flag::temperature, options.temperature);
     request.max_tokens = arguments.whole_or(Flag::max_tokens, 0);
     request.canvas_length = arguments.whole_or(Flag::canvas_length, 0);
-    request.shrink_canvas = arguments.on(Flag::shrink_canvas);
+    request.shrink_canvas =
+        arguments.on(Flag::shrink_canvas) || arguments.text(Flag::canvas_length) == "shrink";
     request.exact = arguments.on(Flag::exact);
     if (request.exact && arguments.given(Flag::guard)) {
         return Error{

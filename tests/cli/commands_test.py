@@ -115,7 +115,7 @@ class Commands(unittest.TestCase):
                 (["ask", "--steps", "-3", "x"], '--steps takes a whole number from 1 to 10000, not "-3"'),
                 (["ask", "--seed", "abc", "x"], '--seed takes a whole number'),
                 (["ask", "--threads", "1e9", "x"], "from 1 to 1024"),
-                (["ask", "--canvas-length", "", "x"], "--canvas-length takes a whole number from 1 to 65536, not an empty"),
+                (["ask", "--canvas-length", "", "x"], "--canvas-length takes a whole number from 1 to 65536, or shrink, not an empty"),
                 (["ask", "--sead", "1", "x"], "did you mean --seed?"),
                 (["aks", "x"], "did you mean ask?"),
                 (["ask", "--raw", "--system", "a", "x"], "--system needs the chat template"),
