@@ -172,6 +172,11 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
         return Error{ErrorKind::io, fmt::format("The model {} cannot be looked at: {}.", quote(path.native()),
                                                 error.message())};
     }
+    const bool manifest = !fs::is_directory(status) && path.filename() == kPackManifestName;
+    if (manifest || (fs::is_directory(status) && files::is_pack(path))) {
+        const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+        return open_pack(manifest ? parent : path);
+    }
     DGEMMA_TRY(const Plan plan, fs::is_directory(status) ? plan_directory(path) : plan_file(path));
 
     Checkpoint out;
@@ -212,6 +217,30 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
     return out;
 }
 
+Result<Checkpoint> Checkpoint::open_pack(const fs::path& directory) {
+    Checkpoint out;
+    out.directory_ = directory;
+    DGEMMA_TRY(out.pack_, Pack::open(directory));
+    out.files_.push_back(out.pack_->blob_path());
+    for (const PackTensor& tensor : out.pack_->manifest().tensors) {
+        const WeightView view = out.pack_->view_of(tensor);
+        if (view.encoding == Encoding::plain && view.layout == Layout::rows)
+            out.tensors_.emplace(tensor.name, Tensor{view.codes, view.type, view.shape});
+    }
+    DGEMMA_TRY(const auto present, list_files(directory));
+    for (const std::string& name : present) {
+        if (ends_with(name, ".safetensors")) out.ignored_.push_back(name);
+    }
+    return out;
+}
+
+std::optional<WeightView> Checkpoint::weight(std::string_view name) const {
+    if (pack_) return pack_->weight(name);
+    const Tensor* tensor = find(name);
+    if (tensor == nullptr) return std::nullopt;
+    return WeightView::of(*tensor);
+}
+
 const Tensor* Checkpoint::find(std::string_view name) const {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? nullptr : &found->second;
@@ -219,6 +248,11 @@ const Tensor* Checkpoint::find(std::string_view name) const {
 
 std::vector<std::string> Checkpoint::names() const {
     std::vector<std::string> out;
+    if (pack_) {
+        for (const PackTensor& tensor : pack_->manifest().tensors) out.push_back(tensor.name);
+        std::sort(out.begin(), out.end());
+        return out;
+    }
     out.reserve(tensors_.size());
     for (const auto& [name, tensor] : tensors_) out.push_back(name);
     return out;
@@ -240,6 +274,7 @@ Result<std::string> Checkpoint::read_text(std::string_view name) const {
 }
 
 Status check_plain_storage(const Checkpoint& checkpoint) {
+    if (checkpoint.is_pack()) return {};  // whatever its config.json says of the model it was made of
     std::string format = config_hints(checkpoint.path()).quantization;
     if (format.empty()) {
         // Each suffix is made by one format only (contract/checkpoints.md 2, 4, 4.1).

@@ -10,6 +10,7 @@
 
 #include "base/counter_rng.h"
 #include "base/small_floats.h"
+#include "files/pack_compare.h"
 
 namespace dgemma::files {
 namespace {
@@ -383,6 +384,31 @@ TEST(Quantizers, HalvesStayAsTheyAre) {
     EXPECT_FALSE(can_encode({{3, 32}, Encoding::affine8, Layout::rows}));
     EXPECT_FALSE(can_encode({{3, 48}, Encoding::affine8, Layout::tiles}));
     EXPECT_FALSE(encode_weight("w", {{3, 48}, Encoding::affine4, Layout::tiles}, StoredRows(source), pool));
+}
+
+TEST(Quantizers, TheComparisonAllowsWhatTheEncoderDoesAndNoMore) {
+    const Shape shape{2, 37, 192};
+    ThreadPool pool(2);
+    for (const Kind& kind : kinds()) {
+        const auto x = numbers(kind, 2 * 37 * 192);
+        const StoredRows source(f32_view(x, shape));
+        for (const WeightForm& form : forms_of(shape)) {
+            const OwnedWeight w = encode(x, form);
+            const auto same = compare_weight(w.view, source, pool, {});
+            ASSERT_TRUE(same);
+            EXPECT_LE(same->worst, 1.001) << kind.name << " " << name_of(form.encoding);
+            EXPECT_EQ(same->elements, 2 * 37 * 192);
+        }
+    }
+    // One number that is somebody else's.
+    const auto x = numbers(kinds()[0], 2 * 37 * 192);
+    auto other = x;
+    other[200] += 0.5f;
+    for (const WeightForm& form : forms_of(shape)) {
+        const auto different =
+            compare_weight(encode(x, form).view, StoredRows(f32_view(other, shape)), pool, {});
+        EXPECT_GT(different->worst, 2) << name_of(form.encoding);
+    }
 }
 
 TEST(Quantizers, NoiseIsNearlyNormalAndOfItsPlace) {
