@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -106,12 +107,13 @@ bool is_plain_float(Dtype type) { return type == Dtype::f32 || type == Dtype::f1
 struct Misfits {
     std::vector<std::string> missing, shape, type;
 
-    void check(const ExpectedTensor& expected, std::string_view name, const Tensor& tensor) {
-        if (tensor.shape != expected.shape) {
-            shape.push_back(fmt::format("{} is {} instead of {}", name, to_string(tensor.shape),
+    void check(const ExpectedTensor& expected, std::string_view name, const WeightView& weight) {
+        if (weight.shape != expected.shape) {
+            shape.push_back(fmt::format("{} is {} instead of {}", name, to_string(weight.shape),
                                         to_string(expected.shape)));
         }
-        if (!is_plain_float(tensor.type)) type.push_back(fmt::format("{} is {}", name, name_of(tensor.type)));
+        if (weight.encoding == Encoding::plain && !is_plain_float(weight.type))
+            type.push_back(fmt::format("{} is {}", name, name_of(weight.type)));
     }
 
     [[nodiscard]] bool any() const { return !missing.empty() || !shape.empty() || !type.empty(); }
@@ -190,14 +192,14 @@ TensorReport survey_tensors(const Config& config, const files::Checkpoint& check
     TensorReport report;
     std::set<std::string, std::less<>> known;
     for (const ExpectedTensor& expected : expected_tensors(config)) {
-        if (checkpoint.find(expected.name) != nullptr) {
+        if (checkpoint.weight(expected.name)) {
             known.insert(expected.name);
             report.has_vision = report.has_vision || expected.group == TensorClass::vision;
         } else if (!expected.other_name.empty()) {
             known.insert(expected.other_name);
         }
     }
-    for (const auto& [name, tensor] : checkpoint.tensors()) {
+    for (const std::string& name : checkpoint.names()) {
         if (known.count(name) != 0) continue;
         (is_redundant(name) ? report.ignored : report.unexpected).push_back(name);
     }
@@ -206,7 +208,8 @@ TensorReport survey_tensors(const Config& config, const files::Checkpoint& check
 
 Result<TensorReport> check_tensors(const Config& config, const files::Checkpoint& checkpoint) {
     DGEMMA_CHECK(files::check_plain_storage(checkpoint));
-    if (!config.quantization.empty()) {
+    // A pack keeps the config.json of the model it was made of.
+    if (!config.quantization.empty() && !checkpoint.is_pack()) {
         return Error{
             ErrorKind::unsupported,
             fmt::format(
@@ -218,13 +221,13 @@ Result<TensorReport> check_tensors(const Config& config, const files::Checkpoint
     Misfits misfits;
     for (const ExpectedTensor& expected : expected_tensors(config)) {
         std::string_view name = expected.name;
-        const Tensor* tensor = checkpoint.find(name);
-        if (tensor == nullptr && !expected.other_name.empty()) {
+        std::optional<WeightView> weight = checkpoint.weight(name);
+        if (!weight && !expected.other_name.empty()) {
             name = expected.other_name;
-            tensor = checkpoint.find(name);
+            weight = checkpoint.weight(name);
         }
-        if (tensor != nullptr) {
-            misfits.check(expected, name, *tensor);
+        if (weight) {
+            misfits.check(expected, name, *weight);
         } else if (expected.required || (expected.group == TensorClass::vision && report.has_vision)) {
             misfits.missing.push_back(expected.name);
         }
