@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -202,6 +203,10 @@ class Backend {
     // out = rb(rb(softmax(rb(zt)) table) * scale), the expected embedding of the previous pass
     // (contract 6.1).
     virtual void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) = 0;
+    // From now on soft embeddings leave out the entries whose probability is below e^-nats of the row's
+    // largest; infinity, as at the beginning: none. An approximation: rows that are not peaked enough to gain
+    // are computed in full. -> whether the backend can.
+    virtual bool set_soft_cutoff(float nats) { return nats == std::numeric_limits<float>::infinity(); }
     // out = norm(rb(a + b)), without a weight: the input of the decoder's first layer. b without data counts
     // as zero.
     virtual void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) = 0;

@@ -306,6 +306,54 @@ TEST_P(Plain, HeadStatisticsAndSoftEmbedding) {
     }
 }
 
+// With a cutoff a peaked row is the sum over what is left; a row without a peak is computed in full, to the
+// same bits.
+TEST_P(Plain, SparseSoftEmbedding) {
+    if (GetParam().precision == Precision::bf16)
+        GTEST_SKIP() << "skipped: the sum in double below has no rounding points";
+    const std::int64_t vocab = 1600, hidden = 96;
+    std::vector<float> zt = data.floats(3 * vocab, 0.1f);
+    for (std::int64_t i = 0; i < vocab; ++i) {
+        zt[static_cast<std::size_t>(i)] =
+            i % 97 == 5 ? static_cast<float>(i) / 200 : -15 - static_cast<float>(i % 7);
+        zt[static_cast<std::size_t>(2 * vocab + i)] = i == 77 ? 40.0f : zt[static_cast<std::size_t>(i)];
+    }
+    const std::vector<float> e = data.floats(vocab * hidden, 0.3f);
+    const HostTensor table(e, Dtype::f32, {vocab, hidden});
+    const auto w = weight(*plain, table);
+    auto logits = DeviceMat::take(plain->make_logits(3, vocab));
+    const auto run = [&](float cutoff) {
+        EXPECT_TRUE(plain->set_soft_cutoff(cutoff));
+        plain->set_logits(*logits, zt);
+        const DeviceMat out(*plain, 3, hidden);
+        plain->soft_embed(*logits, *w, 1.0f, out.mat);
+        return out.values();
+    };
+    const std::vector<float> whole = run(std::numeric_limits<float>::infinity());
+    plain->take_facts();
+    const std::vector<float> sparse = run(5.0f);
+    const backend::PassFacts facts = plain->take_facts();
+    EXPECT_EQ(facts.soft_rows, 3);
+    EXPECT_LT(facts.soft_entries, vocab + 20);
+    std::vector<double> want(static_cast<std::size_t>(hidden));
+    double sum = 0;
+    const float top = *std::max_element(zt.begin(), zt.begin() + vocab);
+    for (std::int64_t i = 0; i < vocab; ++i) {
+        const float z = zt[static_cast<std::size_t>(i)];
+        if (z < top - 5) continue;
+        sum += std::exp(static_cast<double>(z) - top);
+        for (std::int64_t c = 0; c < hidden; ++c)
+            want[static_cast<std::size_t>(c)] +=
+                std::exp(static_cast<double>(z) - top) * e[static_cast<std::size_t>(i * hidden + c)];
+    }
+    for (std::int64_t c = 0; c < hidden; ++c) {
+        EXPECT_NEAR(sparse[static_cast<std::size_t>(c)], want[static_cast<std::size_t>(c)] / sum, 1e-5);
+        EXPECT_EQ(sparse[static_cast<std::size_t>(hidden + c)], whole[static_cast<std::size_t>(hidden + c)]);
+        EXPECT_EQ(sparse[static_cast<std::size_t>(2 * hidden + c)],
+                  e[static_cast<std::size_t>(77 * hidden + c)]);
+    }
+}
+
 TEST_P(Plain, TiesGoToTheLowestId) {
     auto logits = DeviceMat::take(plain->make_logits(1, 70));
     const HostTensor table(std::vector<float>(70 * 64, 0.25f), Dtype::f32, {70, 64});

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -77,37 +78,23 @@ class PlainBackend final : public HostBackend {
         });
     }
 
+    bool set_soft_cutoff(float nats) override {
+        soft_cutoff_ = nats;
+        return true;
+    }
+
     void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override {
         auto& logits = static_cast<HostLogits&>(previous);
-        const std::int64_t vocab = logits.vocab();
-        const std::int64_t n = out.rows;
-        std::vector<float> top(static_cast<std::size_t>(n)), sum(top.size());
-        for_rows(n, [&](std::int64_t r) {
-            // The model gets bf16(z / T), and nobody else reads it again.
-            if (bf16_) kernels_.round(logits.zt(r), vocab);
-            top[static_cast<std::size_t>(r)] = kernels_.max(logits.zt(r), vocab);
-            sum[static_cast<std::size_t>(r)] =
-                kernels_.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(r)]);
-        });
-        facts_.soft_rows += n;
-        facts_.soft_entries += n * vocab;
-        // The vocabulary in slices: probabilities of a slice for all rows, then their share of the product.
-        constexpr std::int64_t slice = 1024;
-        const WeightView& rows = host(table).view();
-        Panels panels = vocab % 2 == 0 ? products_.panels_for(rows) : exact_products_.panels_for(rows);
-        std::vector<float> p(static_cast<std::size_t>(n * slice));
-        for (std::int64_t first = 0; first < vocab; first += slice) {
-            const std::int64_t count = std::min(slice, vocab - first);
-            for_rows(n, [&](std::int64_t r) {
-                float* to = p.data() + r * count;
-                std::copy_n(logits.zt(r) + first, count, to);
-                kernels_.exp_sum(to, count, top[static_cast<std::size_t>(r)]);
-                kernels_.divide(to, count, sum[static_cast<std::size_t>(r)], bf16_);
-            });
-            panels.pack(pool_, n, count, [&](std::int64_t r) { return p.data() + r * count; });
-            products_.times_rows(panels, count, rows, first, f32(out), first != 0);
+        // The model gets bf16(z / T), and nobody else reads it again.
+        if (bf16_) for_rows(out.rows, [&](std::int64_t r) { kernels_.round(logits.zt(r), logits.vocab()); });
+        std::vector<std::uint8_t> peaked(static_cast<std::size_t>(out.rows));
+        if (std::isfinite(soft_cutoff_)) soft_embed_peaked(logits, host(table).view(), out, peaked);
+        std::vector<std::int64_t> others;
+        for (std::int64_t r = 0; r < out.rows; ++r) {
+            if (peaked[static_cast<std::size_t>(r)] == 0) others.push_back(r);
         }
-        for_rows(n, [&](std::int64_t r) {
+        soft_embed_whole(logits, host(table).view(), others, out);
+        for_rows(out.rows, [&](std::int64_t r) {
             if (bf16_) kernels_.round(row(out, r), out.cols);
             kernels_.scale(row(out, r), nullptr, out.cols, scale, bf16_, row(out, r));
         });
@@ -321,6 +308,82 @@ class PlainBackend final : public HostBackend {
         kernels_.scale(x, w, n, std::pow(mean + eps, -0.5f), bf16_, out);
     }
 
+    // Rows with few enough entries within the cutoff: the sum over those, in ascending id. Marks the rows it
+    // did.
+    void soft_embed_peaked(HostLogits& logits, const WeightView& table, const Mat& out,
+                           std::span<std::uint8_t> done) {
+        const std::int64_t vocab = logits.vocab();
+        const std::int64_t most = vocab / 16;  // beyond it the dense product is the faster way
+        std::vector<std::int64_t> entries(done.size());
+        pool_.parallel_for(out.rows, 1, [&](std::int64_t begin, std::int64_t end) {
+            std::vector<std::int32_t> ids;
+            std::vector<float> p;
+            for (std::int64_t r = begin; r < end; ++r) {
+                const float* zt = logits.zt(r);
+                const float top = kernels_.max(zt, vocab);
+                ids.clear();
+                p.clear();
+                for (std::int64_t i = 0; i < vocab && static_cast<std::int64_t>(ids.size()) <= most; ++i) {
+                    if (zt[i] < top - soft_cutoff_) continue;
+                    ids.push_back(static_cast<std::int32_t>(i));
+                    p.push_back(zt[i]);
+                }
+                if (static_cast<std::int64_t>(ids.size()) > most) continue;
+                const auto count = static_cast<std::int64_t>(p.size());
+                kernels_.divide(p.data(), count, kernels_.exp_sum(p.data(), count, top), bf16_);
+                float* e = thread_scratch(0, out.cols);
+                std::fill_n(row(out, r), out.cols, 0.0f);
+                for (std::size_t i = 0; i < ids.size(); ++i) {
+                    load_row(table, ids[i], e);
+                    kernels_.add_scaled(e, out.cols, p[i], false, row(out, r));
+                }
+                entries[static_cast<std::size_t>(r)] = count;
+                done[static_cast<std::size_t>(r)] = 1;
+            }
+        });
+        for (std::size_t r = 0; r < done.size(); ++r) {
+            facts_.soft_rows += done[r];
+            facts_.soft_entries += entries[r];
+        }
+    }
+
+    // The sum over the whole vocabulary for the rows named, in slices: probabilities of a slice for all rows,
+    // then their share of the product.
+    void soft_embed_whole(HostLogits& logits, const WeightView& table, std::span<const std::int64_t> rows,
+                          const Mat& out) {
+        if (rows.empty()) return;
+        const std::int64_t vocab = logits.vocab();
+        const auto n = static_cast<std::int64_t>(rows.size());
+        facts_.soft_rows += n;
+        facts_.soft_entries += n * vocab;
+        std::vector<float> top(rows.size()), sum(rows.size());
+        for_rows(n, [&](std::int64_t i) {
+            const float* zt = logits.zt(rows[static_cast<std::size_t>(i)]);
+            top[static_cast<std::size_t>(i)] = kernels_.max(zt, vocab);
+            sum[static_cast<std::size_t>(i)] = kernels_.sum_exp(zt, vocab, top[static_cast<std::size_t>(i)]);
+        });
+        const bool all = n == out.rows;
+        std::vector<float> apart(all ? 0 : static_cast<std::size_t>(n * out.cols));
+        float* to = all ? f32(out) : apart.data();
+        constexpr std::int64_t slice = 1024;
+        Panels panels = vocab % 2 == 0 ? products_.panels_for(table) : exact_products_.panels_for(table);
+        std::vector<float> p(static_cast<std::size_t>(n * slice));
+        for (std::int64_t first = 0; first < vocab; first += slice) {
+            const std::int64_t count = std::min(slice, vocab - first);
+            for_rows(n, [&](std::int64_t i) {
+                float* of_row = p.data() + i * count;
+                std::copy_n(logits.zt(rows[static_cast<std::size_t>(i)]) + first, count, of_row);
+                kernels_.exp_sum(of_row, count, top[static_cast<std::size_t>(i)]);
+                kernels_.divide(of_row, count, sum[static_cast<std::size_t>(i)], bf16_);
+            });
+            panels.pack(pool_, n, count, [&](std::int64_t i) { return p.data() + i * count; });
+            products_.times_rows(panels, count, table, first, to, first != 0);
+        }
+        for (std::int64_t i = 0; !all && i < n; ++i) {
+            std::copy_n(apart.data() + i * out.cols, out.cols, row(out, rows[static_cast<std::size_t>(i)]));
+        }
+    }
+
     // out [places, outs]: each place's source(place) -> const float* [k] times its expert's matrix of the
     // bank.
     template <class Source>
@@ -365,6 +428,7 @@ class PlainBackend final : public HostBackend {
     Products products_;
     Products exact_products_;  // without dot products
     PassFacts facts_;
+    float soft_cutoff_ = std::numeric_limits<float>::infinity();
 };
 
 }  // namespace
