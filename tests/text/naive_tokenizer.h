@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <fmt/core.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
