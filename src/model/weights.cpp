@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include <fmt/core.h>
@@ -28,13 +29,13 @@ class Loader {
         : checkpoint_(checkpoint), backend_(backend) {}
 
     Status take(WeightPtr& to, const std::string& name, std::string_view alternative = {}) {
-        const Tensor* tensor = checkpoint_.find(name);
-        if (tensor == nullptr && !alternative.empty()) tensor = checkpoint_.find(alternative);
-        if (tensor == nullptr) {
+        std::optional<WeightView> weight = checkpoint_.weight(name);
+        if (!weight && !alternative.empty()) weight = checkpoint_.weight(alternative);
+        if (!weight) {
             return Error{ErrorKind::invalid,
                          fmt::format("tensor {} is missing from {}", name, checkpoint_.path().string())};
         }
-        DGEMMA_TRY(to, backend_.prepare(*tensor));
+        DGEMMA_TRY(to, backend_.prepare_encoded(*weight));
         return {};
     }
 
@@ -58,7 +59,7 @@ Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& 
     DGEMMA_CHECK(load.take(w.sc_up, decoder + "self_conditioning.up_proj.weight"));
     DGEMMA_CHECK(load.take(w.sc_down, decoder + "self_conditioning.down_proj.weight"));
     w.embedding_scale = std::sqrt(static_cast<float>(config.text.hidden_size));
-    if (checkpoint.find(decoder + "embed_tokens.weight")->type == Dtype::bf16)
+    if (checkpoint.weight(decoder + "embed_tokens.weight")->type == Dtype::bf16)
         w.embedding_scale = round_bf16(w.embedding_scale);
 
     for (std::size_t l = 0; l < config.text.layers.size(); ++l) {
