@@ -24,7 +24,7 @@ class Checkpoint;
 
 namespace dgemma::engine {
 
-enum class BackendKind : std::uint8_t { plain, reference };
+enum class BackendKind : std::uint8_t { plain, reference, cuda };
 
 struct LoadOptions {
     BackendKind backend = BackendKind::plain;
@@ -32,6 +32,7 @@ struct LoadOptions {
     // in it.
     backend::Precision precision = backend::Precision::f32;
     int threads = 0;          // 0: physical cores
+    int device = 0;           // of BackendKind::cuda
     int context = 0;          // longest context; 0: the checkpoint's max_position_embeddings
     int prefill_chunk = 512;  // tokens of one encoder call
 };

@@ -3,10 +3,28 @@
 #include <utility>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cuda/cuda.h"
 #include "base/thread_pool.h"
 #include "model/weights.h"
 
 namespace dgemma::engine {
+
+namespace {
+
+Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& options) {
+    switch (options.backend) {
+        case BackendKind::cuda:
+            return backend::make_cuda_backend(options.precision, {.device = options.device});
+        case BackendKind::reference:
+            return backend::make_reference_backend(options.precision);
+        case BackendKind::plain:
+            break;
+    }
+    const int threads = options.threads > 0 ? options.threads : ThreadPool::default_threads();
+    return backend::make_plain_backend(options.precision, threads);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
                                                 const LoadOptions& options) {
@@ -24,10 +42,7 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
                                                   (checkpoint.path() / "generation_config.json").string()));
     }
     loaded->context = options.context > 0 ? options.context : loaded->config.text.max_positions;
-    const int threads = options.threads > 0 ? options.threads : ThreadPool::default_threads();
-    loaded->backend = options.backend == BackendKind::reference
-                          ? backend::make_reference_backend(options.precision)
-                          : backend::make_plain_backend(options.precision, threads);
+    DGEMMA_TRY(loaded->backend, make_backend(options));
     DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
     const Dtype kv = options.precision == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;

@@ -274,7 +274,11 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
 void Model::show(Probe* probe, Probe::Stage stage, int layer, const Mat& values) {
     if (probe == nullptr) return;
     std::vector<float> copy(static_cast<std::size_t>(values.rows * values.cols));
-    backend_.download(values, copy);
+    if (stage == Probe::Stage::router) {  // f32 whatever the activations are
+        backend_.read_memory(values.data, std::as_writable_bytes(std::span(copy)));
+    } else {
+        backend_.download(values, copy);
+    }
     probe->see(stage, layer, copy);
 }
 

@@ -3,6 +3,7 @@
 // freely).
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include <gtest/gtest.h>
@@ -15,6 +16,13 @@
 
 namespace dgemma::testing {
 namespace {
+
+// Whom the runs judge: see tests/model/golden_model.h.
+#if defined(DGEMMA_TEST_CUDA)
+constexpr engine::BackendKind judged[] = {engine::BackendKind::cuda};
+#else
+constexpr engine::BackendKind judged[] = {engine::BackendKind::plain, engine::BackendKind::reference};
+#endif
 
 // What one golden run recorded of one row of its batch.
 struct Recording {
@@ -130,7 +138,7 @@ TEST(FreeRun, CalmTextCases) {
     const Golden golden(dir);
     const files::Checkpoint checkpoint = files::Checkpoint::open(dir / "checkpoint").value();
     int runs = 0;
-    for (const auto backend : {engine::BackendKind::plain, engine::BackendKind::reference}) {
+    for (const auto backend : judged) {
         auto generator = load(checkpoint, {.backend = backend, .threads = 2});
         for (const auto& [name, info] : golden.info().items()) {
             if (info.contains("images")) continue;
@@ -159,13 +167,13 @@ TEST(FreeRun, CalmTextCases) {
             ++runs;
         }
     }
-    EXPECT_EQ(runs, 16);
+    EXPECT_EQ(runs, 8 * static_cast<int>(std::size(judged)));
 }
 
 void run_demo_traces(const Golden& golden, backend::Precision precision,
                      const std::function<bool(const std::string&, int steps)>& wanted, int expected_runs) {
     const files::Checkpoint checkpoint = files::Checkpoint::open(demo_dir()).value();
-    auto generator = load(checkpoint, {.precision = precision, .threads = 2});
+    auto generator = load(checkpoint, {.backend = judged[0], .precision = precision, .threads = 2});
     int runs = 0;
     for (const auto& [name, info] : golden.info().items()) {
         if (info.contains("image") || info.contains("images") || !wanted(name, info.at("steps").get<int>()))

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cuda/cuda.h"
 #include "files/checkpoint.h"
 #include "model/config.h"
 #include "model/forward.h"
@@ -24,12 +25,41 @@ inline void must(const Status& status) {
     if (!status) throw std::runtime_error(status.error().message);
 }
 
-enum class Which { reference, plain };
+// cuda_generic: without the kernels of one architecture.
+enum class Which { reference, plain, cuda, cuda_generic };
+
+// Whom the goldens judge: the CPU's backends, and in test_cuda, which compiles the same tests, the GPU's.
+#if defined(DGEMMA_TEST_CUDA)
+inline constexpr Which judged[] = {Which::cuda, Which::cuda_generic};
+#else
+inline constexpr Which judged[] = {Which::plain, Which::reference};
+#endif
+inline constexpr Which fastest = judged[0];
+
+inline std::string name_of(Which which) {
+    switch (which) {
+        case Which::reference:
+            return "reference";
+        case Which::plain:
+            return "plain";
+        case Which::cuda:
+            return "cuda";
+        case Which::cuda_generic:
+            return "cuda_generic";
+    }
+    return {};
+}
 
 inline std::unique_ptr<backend::Backend> make_backend(Which which, backend::Precision precision,
                                                       int threads = 2) {
-    return which == Which::reference ? backend::make_reference_backend(precision)
-                                     : backend::make_plain_backend(precision, threads);
+    switch (which) {
+        case Which::reference:
+            return backend::make_reference_backend(precision);
+        case Which::plain:
+            return backend::make_plain_backend(precision, threads);
+        default:
+            return must(backend::make_cuda_backend(precision, {.hopper_kernels = which == Which::cuda}));
+    }
 }
 
 struct LoadedModel {

@@ -24,6 +24,18 @@ double relative(const std::vector<float>& got, const std::vector<float>& want) {
     return difference / top;
 }
 
+// Root mean square of the differences over that of the values.
+double relative_rms(const std::vector<float>& got, const std::vector<float>& want) {
+    if (got.size() != want.size()) return std::numeric_limits<double>::infinity();
+    double difference = 0, sum = 1e-30;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+        const double d = static_cast<double>(got[i]) - want[i];
+        difference += d * d;
+        sum += static_cast<double>(want[i]) * want[i];
+    }
+    return std::sqrt(difference / sum);
+}
+
 constexpr double kState = 1e-4;
 constexpr double kLogits = 3e-4;
 
@@ -58,8 +70,7 @@ struct Case {
     Which which;
 };
 std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
-    std::string name =
-        std::string(info.param.golden) + (info.param.which == Which::plain ? "_plain" : "_reference");
+    std::string name = info.param.golden + ("_" + name_of(info.param.which));
     std::replace(name.begin(), name.end(), '-', '_');
     return name;
 }
@@ -128,9 +139,8 @@ TEST_P(Parity, StaticTensors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(F32, Parity,
-                         ::testing::Values(Case{"calm-f32", Which::reference}, Case{"calm-f32", Which::plain},
-                                           Case{"text-f32", Which::reference},
-                                           Case{"text-f32", Which::plain}),
+                         ::testing::Values(Case{"calm-f32", judged[0]}, Case{"calm-f32", judged[1]},
+                                           Case{"text-f32", judged[0]}, Case{"text-f32", judged[1]}),
                          name_of_case);
 
 // The encoder of the bf16 checkpoint is bit-equal where its own sums were (contract/model.md 11); its run had
@@ -139,7 +149,7 @@ TEST(Parity, Bf16Encoder) {
     const auto dir = golden_dir("text-bf16-sharded");
     DGEMMA_SKIP_WITHOUT(dir, "goldens/hf/text-bf16-sharded");
     const Golden golden(*dir);
-    for (const Which which : {Which::reference, Which::plain}) {
+    for (const Which which : judged) {
         LoadedModel m(*dir / "checkpoint", make_backend(which, backend::Precision::bf16),
                       {.round_frequencies = true});
         for (const int n : {1, 7, 15, 40}) {
@@ -147,11 +157,18 @@ TEST(Parity, Bf16Encoder) {
             model::KvCache cache = m.cache(64, Dtype::bf16);
             Keep encoder;
             must(m.model.encode(cache, golden.i32(p + "ids"), &encoder));
-            EXPECT_EQ(encoder.seen["last_hidden"], golden.f32(p + "encoder.last_hidden")) << p;
+            const auto same = [&](const std::vector<float>& got, const std::string& tensor) {
+                const std::vector<float> want = golden.f32(p + tensor);
+                if (which == Which::reference || which == Which::plain) {
+                    EXPECT_EQ(got, want) << p << tensor;
+                } else {  // f32 sums in another order: now and then a rounding falls the other way
+                    EXPECT_LE(relative_rms(got, want), 0.02) << p << tensor;
+                }
+            };
+            same(encoder.seen["last_hidden"], "encoder.last_hidden");
             for (std::size_t l = 0; l < m.config.text.layers.size(); ++l) {
-                EXPECT_EQ(cached(m, cache, l, true), golden.f32(p + "cache.k" + std::to_string(l))) << p << l;
-                EXPECT_EQ(cached(m, cache, l, false), golden.f32(p + "cache.v" + std::to_string(l)))
-                    << p << l;
+                same(cached(m, cache, l, true), "cache.k" + std::to_string(l));
+                same(cached(m, cache, l, false), "cache.v" + std::to_string(l));
             }
         }
     }
@@ -164,7 +181,7 @@ TEST(Parity, Bf16DemoLogits) {
     DGEMMA_SKIP_WITHOUT(dir && std::filesystem::exists(*dir / "goldens/hf/demo-traces/bf16.safetensors"),
                         "goldens/hf/demo-traces/bf16");
     const Golden golden(*dir / "goldens/hf/demo-traces", "bf16");
-    for (const Which which : {Which::reference, Which::plain}) {
+    for (const Which which : judged) {
         LoadedModel m(demo_dir(), make_backend(which, backend::Precision::bf16));
         for (const std::string name : {"sudoku", "needle"}) {
             model::KvCache cache = m.cache(512, Dtype::bf16);

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/random_data.h"
 #include "diffusion/denoiser.h"
 #include "diffusion/finalise.h"
 #include "diffusion/sampler.h"
@@ -101,16 +102,14 @@ TEST_P(Replay, TextRunsStepByStep) {
     EXPECT_GE(logits_seen, 7);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Replay, ::testing::Values(Which::reference, Which::plain),
-                         [](const ::testing::TestParamInfo<Which>& which) {
-                             return which.param == Which::plain ? "plain" : "reference";
-                         });
+INSTANTIATE_TEST_SUITE_P(Backends, Replay, ::testing::ValuesIn(judged),
+                         [](const ::testing::TestParamInfo<Which>& which) { return name_of(which.param); });
 
 // Both rows in one call of each pass; the reference draws for both until both have converged.
 TEST(Batch, CalmBatchOfTwoRunsFreely) {
     const std::filesystem::path dir = *golden_dir("calm-f32");
     const Golden golden(dir);
-    LoadedModel m(dir / "checkpoint", make_backend(Which::plain, backend::Precision::f32));
+    LoadedModel m(dir / "checkpoint", make_backend(fastest, backend::Precision::f32));
     const std::string name = "gen_batch2";
     const auto& info = golden.info().at(name);
     const auto prompts = info.at("prompt_ids").get<std::vector<std::vector<std::int32_t>>>();
@@ -197,8 +196,8 @@ TEST(Batch, CalmBatchOfTwoRunsFreely) {
 // A row's bits depend neither on its neighbours, nor on how a prefill is cut, nor on the threads.
 TEST(Batch, BitsDoNotDependOnCutsNeighboursOrThreads) {
     const std::filesystem::path dir = demo_dir();
-    LoadedModel one(dir, make_backend(Which::plain, backend::Precision::f32, 1));
-    LoadedModel many(dir, make_backend(Which::plain, backend::Precision::f32, 3));
+    LoadedModel one(dir, make_backend(fastest, backend::Precision::f32, 1));
+    LoadedModel many(dir, make_backend(fastest, backend::Precision::f32, 3));
     std::vector<std::int32_t> ids(333);
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(300 + (i * 37) % 700);
     std::vector<std::int32_t> canvas(128);
@@ -236,7 +235,7 @@ TEST(Batch, BitsDoNotDependOnCutsNeighboursOrThreads) {
 // The sliding window of a canvas is anchored at the block: the last window - 1 cached keys, for every query
 // (contract/model.md 6.3 and 9.5). With one sliding layer a token outside it changes nothing.
 TEST(Masks, CanvasSeesTheLastWindowMinusOneKeys) {
-    for (const Which which : {Which::reference, Which::plain}) {
+    for (const Which which : judged) {
         auto backend = make_backend(which, backend::Precision::f32);
         constexpr int window = 8, heads = 2, kv_heads = 1, d = 16, cached_tokens = 20, canvas = 4;
         model::Config config;
@@ -246,30 +245,31 @@ TEST(Masks, CanvasSeesTheLastWindowMinusOneKeys) {
             model::KvCache cache(config, *backend, 32, Dtype::f32);
             must(cache.reserve(cached_tokens));
             std::vector<float> k(static_cast<std::size_t>(cached_tokens * d)), v(k.size()),
-                q(static_cast<std::size_t>(canvas * heads * d)), out(q.size());
+                q(static_cast<std::size_t>(canvas * heads * d));
             for (std::size_t i = 0; i < k.size(); ++i)
                 k[i] = std::sin(static_cast<float>(i)), v[i] = std::cos(static_cast<float>(3 * i));
             for (std::size_t i = 0; i < q.size(); ++i) q[i] = std::sin(static_cast<float>(7 * i)) * 0.3f;
             if (changed >= 0) v[static_cast<std::size_t>(changed * d)] += 1.0f;
+            const DeviceMat keys(*backend, cached_tokens, d, k), values(*backend, cached_tokens, d, v);
             const backend::AttentionSegment stored{0, cached_tokens, cache.layer(0)};
             std::vector<std::int32_t> positions(cached_tokens);
             std::iota(positions.begin(), positions.end(), 0);
-            backend->store_kv({k.data(), cached_tokens, d}, {v.data(), cached_tokens, d},
-                              std::span(&stored, 1), positions, kv_heads);
+            backend->store_kv(keys.mat, values.mat, std::span(&stored, 1), positions, kv_heads);
+            const DeviceMat queries(*backend, canvas, heads * d, q), attended(*backend, canvas, heads * d);
             const backend::AttentionSegment segment{0, canvas, cache.layer(0), cached_tokens};
             const std::vector<std::int32_t> begin(canvas, cached_tokens - (window - 1)),
                 end(canvas, cached_tokens + canvas);
-            backend->attention({.q = {q.data(), canvas, heads * d},
-                                .k = {k.data(), canvas, d},
-                                .v = {v.data(), canvas, d},
+            backend->attention({.q = queries.mat,
+                                .k = {keys.mat.data, canvas, d},
+                                .v = {values.mat.data, canvas, d},
                                 .segments = std::span(&segment, 1),
                                 .key_begin = begin,
                                 .key_end = end,
                                 .heads = heads,
                                 .kv_heads = kv_heads,
                                 .head_dim = d,
-                                .out = {out.data(), canvas, heads * d}});
-            return out;
+                                .out = attended.mat});
+            return attended.values();
         };
         const auto base = attend(-1);
         EXPECT_EQ(attend(cached_tokens - window), base);         // P - 8: outside

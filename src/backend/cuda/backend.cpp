@@ -1,0 +1,384 @@
+// The operations of backend.h on the device: each finds its inputs there and launches kernels.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "backend/cuda/context.h"
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/memory.h"
+
+namespace dgemma::backend {
+
+namespace cuda {
+
+namespace {
+
+const DeviceWeight& device(const Weight& w) { return static_cast<const DeviceWeight&>(w); }
+const float* vector_or_null(const Weight* w) { return w == nullptr ? nullptr : device(*w).vector(); }
+
+class CudaBackend final : public Backend {
+  public:
+    CudaBackend(std::unique_ptr<Context> context, Element element)
+        : context_(std::move(context)), element_(element), inputs_(*context_) {}
+
+    [[nodiscard]] std::string_view name() const override { return "cuda"; }
+    [[nodiscard]] Precision precision() const override {
+        return element_ == Element::bf16 ? Precision::bf16 : Precision::f32;
+    }
+    [[nodiscard]] std::size_t activation_bytes() const override { return size_of(element_); }
+    [[nodiscard]] Context& context() { return *context_; }
+
+    // --- memory
+
+    Result<std::unique_ptr<Storage>> allocate(std::size_t bytes) override {
+        DGEMMA_TRY(auto storage, DeviceStorage::make(*context_, bytes));
+        return std::unique_ptr<Storage>(std::move(storage));
+    }
+
+    Result<std::unique_ptr<Weight>> prepare(const Tensor& host) override {
+        DGEMMA_TRY(auto weight, DeviceWeight::upload(*context_, host));
+        return std::unique_ptr<Weight>(std::move(weight));
+    }
+
+    Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) override {
+        DGEMMA_TRY(auto logits, DeviceLogits::make(*context_, element_, rows, vocab));
+        return std::unique_ptr<Logits>(std::move(logits));
+    }
+
+    void set_logits(Logits& logits, std::span<const float> zt) override {
+        context_->enter();
+        auto& own = static_cast<DeviceLogits&>(logits);
+        upload(zt, {own.scores(), own.rows(), own.vocab()});
+        own.take_statistics(0, nullptr);
+    }
+
+    void download(const Mat& from, std::span<float> to) override {
+        context_->enter();
+        if (element_ == Element::f32) {
+            context_->to_host(to.data(), from.data, to.size_bytes(), "reading results");
+            return;
+        }
+        std::vector<std::uint16_t> half(to.size());
+        context_->to_host(half.data(), from.data, half.size() * 2, "reading results");
+        std::transform(half.begin(), half.end(), to.begin(), bf16_to_f32);
+    }
+
+    void upload(std::span<const float> from, const Mat& to) override {
+        context_->enter();
+        if (element_ == Element::f32) {
+            context_->to_device(to.data, from.data(), from.size_bytes(), "uploading values");
+        } else {
+            std::vector<std::uint16_t> half(from.size());
+            std::transform(from.begin(), from.end(), half.begin(), f32_to_bf16);
+            context_->to_device(to.data, half.data(), half.size() * 2, "uploading values");
+        }
+        context_->synchronize("uploading values");
+    }
+
+    void read_memory(const void* from, std::span<std::byte> to) override {
+        context_->enter();
+        context_->to_host(to.data(), from, to.size(), "reading memory");
+    }
+
+    void fill_zero(const Mat& to) override {
+        const auto bytes = static_cast<std::size_t>(to.rows * to.cols) * activation_bytes();
+        context_->check(cudaMemsetAsync(to.data, 0, bytes, context_->stream()), "filling with zeros");
+    }
+
+    void copy(const Mat& from, const Mat& to) override {
+        const auto bytes = static_cast<std::size_t>(from.rows * from.cols) * activation_bytes();
+        context_->check(
+            cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, context_->stream()),
+            "copying values");
+    }
+
+    // --- the frame of a pass
+
+    Status begin_pass(const PassInputs& inputs) override {
+        context_->enter();
+        DGEMMA_CHECK(context_->take_failure());
+        DGEMMA_CHECK(inputs_.stage(inputs));
+        const auto rows = static_cast<std::size_t>(inputs.rows);
+        if (marks_ == nullptr || marks_->bytes() < rows * sizeof(std::int32_t)) {
+            marks_.reset();
+            DGEMMA_TRY(marks_, DeviceStorage::make(*context_, 2 * rows * sizeof(std::int32_t)));
+            DGEMMA_CHECK(host_marks_.reserve(2 * rows * sizeof(std::int32_t)));
+        }
+        rows_ = inputs.rows;
+        fill(*context_, marks(), rows_, -1);
+        return context_->take_failure();
+    }
+
+    Result<std::span<const std::int32_t>> end_pass() override {
+        context_->enter();
+        const auto bytes = static_cast<std::size_t>(rows_) * sizeof(std::int32_t);
+        context_->to_host(host_marks_.data(), marks_ == nullptr ? nullptr : marks(), bytes, "a pass");
+        inputs_.forget();
+        DGEMMA_CHECK(context_->take_failure());
+        return std::span<const std::int32_t>(reinterpret_cast<const std::int32_t*>(host_marks_.data()),
+                                             static_cast<std::size_t>(rows_));
+    }
+
+    void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
+        const Context::Stage stage(*context_, "embed");
+        const auto on_device = inputs_.numbers(ids);
+        cuda::embed(*context_, element_, on_device.get(), device(table).matrix(), scale, out.rows, out.data);
+    }
+
+    void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override {
+        const Context::Stage stage(*context_, "soft embed");
+        auto& logits = static_cast<DeviceLogits&>(previous);
+        const DeviceMatrix& matrix = device(table).matrix();
+        const std::int64_t vocab = logits.vocab(), rows = out.rows;
+        void* p = context_->scratch(Scratch::probabilities,
+                                    static_cast<std::size_t>(rows * vocab) * size_of(element_));
+        logit_probabilities(*context_, element_, logits.scores(), rows, vocab, logits.form(),
+                            logits.device_stats(), logits.rounded_sums(), p);
+        // As with parts_for: a property of the table alone.
+        const bool units = parts_fit(element_, matrix, true);
+        const std::int64_t by_tiles = 132 / (2 * ((out.cols + 255) / 256));
+        const std::int64_t parts =
+            units ? std::clamp<std::int64_t>(std::min(by_tiles, vocab / 1024), 1, 16) : 1;
+        float* sums = context_->scratch<float>(Scratch::partials, parts * rows * out.cols);
+        if (units) {
+            multiply_parts(*context_, p, rows, matrix, true, parts, sums);
+        } else {
+            multiply_any(*context_, element_, p, rows, matrix, true, {}, Element::f32, sums);
+        }
+        scale_rounded(*context_, element_, sums, parts, rows * out.cols, scale, out.data);
+    }
+
+    void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override {
+        const Context::Stage stage(*context_, "norms");
+        cuda::add_then_norm(*context_, element_, a.data, b.data, a.rows, a.cols, eps, out.data);
+    }
+
+    // --- norms and projections
+
+    void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) override {
+        const Context::Stage stage(*context_, "norms");
+        cuda::rms_norm(*context_, element_, x.data, vector_or_null(weight), x.rows, x.cols, eps, out.data);
+    }
+
+    void norm_then_add(const Mat& x, const Weight& weight, float eps, const Mat& residual,
+                       const Mat& out) override {
+        const Context::Stage stage(*context_, "norms");
+        cuda::norm_then_add(*context_, element_, x.data, device(weight).vector(), residual.data, x.rows,
+                            x.cols, eps, out.data);
+    }
+
+    void project(const Mat& x, const Weight& weight, const Mat& out) override {
+        const Context::Stage stage(*context_, "projections");
+        multiply(*context_, element_, x.data, x.rows, device(weight).matrix(), {}, element_, out.data);
+    }
+
+    void gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
+                   const Mat& out) override {
+        const Context::Stage stage(*context_, "dense");
+        const std::int64_t width = gate.shape()[0];
+        void* act = context_->scratch(Scratch::activation,
+                                      static_cast<std::size_t>(x.rows * width) * size_of(element_));
+        multiply_gated(*context_, element_, x.data, x.rows, device(gate).matrix(), device(up).matrix(), act);
+        multiply(*context_, element_, act, x.rows, device(down).matrix(), {}, element_, out.data);
+    }
+
+    // --- attention
+
+    void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps, const Weight* frequencies,
+                    std::span<const std::int32_t> positions) override {
+        const Context::Stage stage(*context_, "heads");
+        const auto on_device =
+            inputs_.numbers(frequencies == nullptr ? std::span<const std::int32_t>{} : positions);
+        const HeadsPart part{x.data, static_cast<int>(x.cols / head_dim), vector_or_null(weight),
+                             vector_or_null(frequencies)};
+        cuda::norm_heads(*context_, element_, &part, 1, x.rows, head_dim, eps, on_device.get());
+    }
+
+    void store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
+                  std::span<const std::int32_t> positions, int kv_heads) override {
+        const Context::Stage stage(*context_, "heads");
+        if (segments.empty()) return;
+        const auto on_device = inputs_.segments(segments);
+        const auto numbers = inputs_.numbers(positions);
+        cuda::store_kv(*context_, element_, cache_element(segments), k.data, v.data, on_device.get(),
+                       static_cast<int>(segments.size()), numbers.get(), k.rows, kv_heads,
+                       static_cast<int>(k.cols / kv_heads));
+    }
+
+    void attention(const AttentionArgs& args) override {
+        const Context::Stage stage(*context_, "attention");
+        if (args.segments.empty()) return;
+        const auto segments = inputs_.segments(args.segments);
+        const auto begin = inputs_.numbers(args.key_begin), end = inputs_.numbers(args.key_end);
+        AttentionPointers p{};
+        p.q = args.q.data, p.k = args.k.data, p.v = args.v.data, p.out = args.out.data;
+        p.segments = segments.get();
+        p.count = static_cast<int>(args.segments.size());
+        p.rows = args.q.rows;
+        for (const AttentionSegment& s : args.segments) {
+            p.most_rows = std::max(p.most_rows, s.rows);
+            p.any_canvas |= s.canvas_position >= 0;
+        }
+        p.key_begin = begin.get(), p.key_end = end.get();
+        p.heads = args.heads, p.kv_heads = args.kv_heads, p.head_dim = args.head_dim;
+        cuda::attention(*context_, element_, cache_element(args.segments), p);
+    }
+
+    // --- experts
+
+    void route(const Mat& h, const RouterWeights& weights, const Routing& out) override {
+        const Context::Stage stage(*context_, "router");
+        const DeviceMatrix& proj = device(*weights.proj).matrix();
+        void* a = context_->scratch(Scratch::router_input,
+                                    static_cast<std::size_t>(h.rows * h.cols) * size_of(element_));
+        router_input(*context_, element_, h.data, device(*weights.scale).vector(), weights.input_scale,
+                     h.rows, h.cols, weights.eps, a);
+        const bool units = parts_fit(element_, proj, false);
+        const std::int64_t parts = units ? std::clamp<std::int64_t>(h.cols / 256, 1, 16) : 1;
+        float* sums = context_->scratch<float>(Scratch::router_logits, parts * h.rows * proj.outs);
+        if (units) {
+            multiply_parts(*context_, a, h.rows, proj, false, parts, sums);
+        } else {
+            multiply_any(*context_, element_, a, h.rows, proj, false, {}, Element::f32, sums);
+        }
+        choose_experts(*context_, element_, sums, parts, device(*weights.per_expert_scale).vector(), h.rows,
+                       proj.outs, out.ids.cols, static_cast<std::int32_t*>(out.ids.data),
+                       static_cast<float*>(out.weights.data), static_cast<float*>(out.probabilities.data));
+    }
+
+    void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
+                 const Mat& out) override {
+        const Context::Stage stage(*context_, "experts");
+        const DeviceMatrix &first = device(gate_up).matrix(), &second = device(down).matrix();
+        const std::int64_t k = routing.ids.cols, pairs = x.rows * k, width = second.ins, count = first.groups;
+        const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * count + 1 + 2 * pairs);
+        if (numbers == nullptr) return;
+        Places places;
+        places.offsets = numbers;
+        places.ready = places.offsets + count + 1;
+        places.place = places.ready + count;
+        places.row_at = places.place + pairs;
+        const auto matrix = [&](Scratch which, std::int64_t cols) {
+            return context_->scratch(which, static_cast<std::size_t>(pairs * cols) * size_of(element_));
+        };
+        void* sorted = matrix(Scratch::sorted_rows, x.cols);
+        void* act = matrix(Scratch::activation, width);
+        void* y = matrix(Scratch::expert_rows, x.cols);
+        {
+            const Context::Stage sorting(*context_, "expert order");
+            sort_by_expert(*context_, ids, x.rows, k, count, places);
+            gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
+        }
+        if (context_->hopper() && parts_fit(element_, first, false) && parts_fit(element_, second, false) &&
+            sm90_experts_fit(count, x.cols, width)) {
+            sm90_experts(*context_, sorted, pairs, first, second, places, act, y);
+        } else {
+            const Groups groups{places.offsets, count};
+            void* gu = matrix(Scratch::gate, 2 * width);
+            // An expert has at most one row of each token.
+            multiply(*context_, element_, sorted, x.rows, first, groups, element_, gu);
+            gelu_times(*context_, element_, gu,
+                       static_cast<std::byte*>(gu) + static_cast<std::size_t>(width) * size_of(element_),
+                       pairs, width, 2 * width, act);
+            multiply(*context_, element_, act, x.rows, second, groups, element_, y);
+        }
+        combine_experts(*context_, element_, y, places.place, static_cast<const float*>(routing.weights.data),
+                        x.rows, k, x.cols, out.data);
+    }
+
+    void end_layer(const LayerEnd& args) override {
+        const Context::Stage stage(*context_, "norms");
+        const LayerEndPointers p{args.residual.data,
+                                 args.dense.data,
+                                 args.sparse.data,
+                                 device(*args.dense_norm).vector(),
+                                 device(*args.sparse_norm).vector(),
+                                 device(*args.norm).vector(),
+                                 device(*args.scalar).vector(),
+                                 args.out.data};
+        cuda::end_layer(*context_, element_, p, args.residual.rows, args.residual.cols, args.eps);
+    }
+
+    // --- the end of a pass
+
+    void head(const HeadArgs& args) override {
+        const Context::Stage stage(*context_, "head");
+        for (const HeadArgs::Canvas& canvas : args.canvases) {
+            auto& logits = static_cast<DeviceLogits&>(*canvas.logits);
+            const auto temperature = inputs_.temperature(canvas);
+            const auto* x = static_cast<const std::byte*>(args.x.data) +
+                            static_cast<std::size_t>(canvas.first_row * args.x.cols) * size_of(element_);
+            multiply(*context_, element_, x, canvas.rows, device(*args.table).matrix(), {}, element_,
+                     logits.scores());
+            const Context::Stage statistics(*context_, "head statistics");
+            logits.take_statistics(args.softcap, temperature.get());
+        }
+    }
+
+    void watch(const Mat& x, std::int32_t stage) override {
+        const Context::Stage span(*context_, "watch");
+        cuda::watch(*context_, element_, x.data, x.rows, x.cols, stage, marks());
+    }
+
+  private:
+    static Element cache_element(std::span<const AttentionSegment> segments) {
+        return segments[0].cache.type == Dtype::bf16 ? Element::bf16 : Element::f32;
+    }
+    [[nodiscard]] std::int32_t* marks() { return static_cast<std::int32_t*>(marks_->data()); }
+
+    std::unique_ptr<Context> context_;
+    Element element_;
+    Inputs inputs_;
+    std::int64_t rows_ = 0;
+    std::unique_ptr<DeviceStorage> marks_;
+    PinnedMemory host_marks_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(Precision precision, const CudaOptions& options) {
+    DGEMMA_TRY(auto context, cuda::Context::open(options));
+    const cuda::Element element = precision == Precision::f32 ? cuda::Element::f32 : cuda::Element::bf16;
+    return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(std::move(context), element));
+}
+
+Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend& backend, const Shape& shape, Dtype type,
+                                                        float scale, float mean, std::uint64_t seed) {
+    cuda::Context& context = static_cast<cuda::CudaBackend&>(backend).context();
+    DGEMMA_TRY(auto weight, cuda::DeviceWeight::make(context, shape, type));
+    cuda::fill_random(context, weight->data(), weight->matrix().type, elements_of(shape), scale, mean, seed);
+    DGEMMA_CHECK(context.take_failure());
+    return std::unique_ptr<Weight>(std::move(weight));
+}
+
+void begin_cuda_profile(Backend& backend) {
+    static_cast<cuda::CudaBackend&>(backend).context().begin_profile();
+}
+
+std::vector<CudaStageTime> end_cuda_profile(Backend& backend) {
+    return static_cast<cuda::CudaBackend&>(backend).context().end_profile();
+}
+
+double cuda_milliseconds(Backend& backend, int repeat, void (*f)(void*), void* argument) {
+    cuda::Context& context = static_cast<cuda::CudaBackend&>(backend).context();
+    context.enter();
+    cudaEvent_t begin = nullptr, end = nullptr;
+    context.check(cudaEventCreate(&begin), "measuring");
+    context.check(cudaEventCreate(&end), "measuring");
+    context.check(cudaEventRecord(begin, context.stream()), "measuring");
+    for (int i = 0; i < repeat; ++i) f(argument);
+    context.check(cudaEventRecord(end, context.stream()), "measuring");
+    context.synchronize("measuring");
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, begin, end);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return milliseconds;
+}
+
+}  // namespace dgemma::backend

@@ -1,0 +1,122 @@
+// A device, its stream, the memory that operations borrow, and what went wrong there.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/backend.h"
+#include "backend/cuda/cuda.h"
+#include "base/result.h"
+
+namespace dgemma::backend::cuda {
+
+// Working memory of operations, by what it holds. Each piece grows to the largest use so far and belongs to
+// one operation at a time.
+enum class Scratch : std::uint8_t {
+    gate,
+    up,
+    activation,
+    partials,       // f32 sums over parts of K
+    probabilities,  // of the soft embedding
+    router_input,
+    router_logits,
+    sorted_rows,     // expert inputs, rows sorted by expert
+    expert_rows,     // expert outputs, in the same order
+    places,          // int32: who stands where in that order
+    attention_sums,  // f32 partial outputs of attention
+    attention_ends,  // their maxima and sums
+    statistics,      // partial row statistics of the head
+    last
+};
+
+class Context {
+  public:
+    static Result<std::unique_ptr<Context>> open(const CudaOptions& options);
+    ~Context();
+    Context(const Context&) = delete;
+    Context& operator=(const Context&) = delete;
+
+    [[nodiscard]] cudaStream_t stream() const { return stream_; }
+    [[nodiscard]] int multiprocessors() const { return multiprocessors_; }
+    [[nodiscard]] int shared_limit() const { return shared_limit_; }  // bytes a block may opt in to
+    [[nodiscard]] bool hopper() const { return hopper_; }  // compiled for, running on and allowed to use it
+
+    // Makes the device current for the calling thread.
+    void enter() const;
+
+    // Operations return nothing, so the first thing that went wrong is kept until somebody takes it; from
+    // then on operations do nothing.
+    void check(cudaError_t error, const char* doing);
+    void fail(ErrorKind kind, std::string message);
+    [[nodiscard]] bool failed() const { return failure_.has_value(); }
+    Status take_failure();
+
+    // Null after a failure.
+    void* scratch(Scratch which, std::size_t bytes);
+    template <class T>
+    T* scratch(Scratch which, std::int64_t count) {
+        return static_cast<T*>(scratch(which, static_cast<std::size_t>(count) * sizeof(T)));
+    }
+
+    // Stream-ordered memory. Errors: io.
+    Result<void*> allocate(std::size_t bytes);
+    void release(void* memory);
+    void to_device(void* to, const void* from, std::size_t bytes, const char* doing);
+    void to_host(void* to, const void* from, std::size_t bytes, const char* doing);  // waits
+    void synchronize(const char* doing);
+
+    // --- measurements
+    class Stage;
+    void begin_profile();
+    std::vector<CudaStageTime> end_profile();
+
+  private:
+    Context() = default;
+
+    int device_ = 0;
+    cudaStream_t stream_ = nullptr;
+    int multiprocessors_ = 0, shared_limit_ = 0;
+    bool hopper_ = false;
+    std::optional<Error> failure_;
+    struct Piece {
+        void* memory = nullptr;
+        std::size_t bytes = 0;
+    };
+    std::array<Piece, static_cast<std::size_t>(Scratch::last)> scratch_{};
+
+    struct Mark {
+        const char* stage;
+        cudaEvent_t begin, end;
+    };
+    bool profiling_ = false;
+    std::vector<Mark> marks_;
+};
+
+// The span of one operation, for the profile. Operations may contain others; only the outermost counts.
+class Context::Stage {
+  public:
+    Stage(Context& context, const char* name);
+    ~Stage();
+    Stage(const Stage&) = delete;
+    Stage& operator=(const Stage&) = delete;
+
+  private:
+    Context& context_;
+    bool outermost_ = false;
+};
+
+// The one place that asks the runtime for the first time, and so learns whether there is a driver. Errors:
+// unsupported.
+Result<int> count_devices();
+
+// "not enough device memory for N MiB more"
+Error out_of_memory(std::size_t bytes);
+
+}  // namespace dgemma::backend::cuda

@@ -1,0 +1,60 @@
+// The CUDA backend: bf16 or true f32 on one NVIDIA GPU, compute capability 8.0 and up, with kernels of its
+// own for Hopper (9.0). This header needs no CUDA header: a build without the toolkit links stub.cpp instead.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/result.h"
+
+namespace dgemma::backend {
+
+struct CudaDevice {
+    int index = 0;
+    std::string name;
+    int major = 0, minor = 0;  // compute capability
+    int multiprocessors = 0;
+    std::size_t memory_bytes = 0, free_bytes = 0;
+};
+
+// Every device that the backend could run on. Errors: unsupported, with a sentence that says why there is
+// none (built without CUDA, no driver, no device).
+Result<std::vector<CudaDevice>> cuda_devices();
+
+// Can make_cuda_backend work here at all? If not, `why` (may be null) says why.
+bool cuda_available(std::string* why = nullptr);
+
+struct CudaOptions {
+    int device = 0;
+    bool hopper_kernels = true;  // false: the kernels of compute capability 8.0 also on a newer card (tests)
+};
+
+// f32: activations and sums in f32, no TF32. Everything else: activations are bf16, rounded where
+// contract/model.md 3 rounds, and sums f32. Errors: unsupported (as cuda_devices), usage (no such device),
+// io (memory).
+Result<std::unique_ptr<Backend>> make_cuda_backend(Precision precision, const CudaOptions& options = {});
+
+// --- for measurements; the backend must be one of make_cuda_backend.
+
+// A weight of pseudo-random numbers about N(mean, scale), made on the device: no file is read.
+Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend& backend, const Shape& shape, Dtype type,
+                                                        float scale, float mean, std::uint64_t seed);
+
+// Device time by operation. Recording costs two events an operation and is off until begin_cuda_profile.
+struct CudaStageTime {
+    std::string stage;
+    double milliseconds = 0;
+    int calls = 0;
+};
+void begin_cuda_profile(Backend& backend);
+// Ends it; in the order in which the operations first ran.
+std::vector<CudaStageTime> end_cuda_profile(Backend& backend);
+
+// Milliseconds of device time that `repeat` calls of f took, by events around all of them.
+double cuda_milliseconds(Backend& backend, int repeat, void (*f)(void*), void* argument);
+
+}  // namespace dgemma::backend

@@ -1,0 +1,190 @@
+// The launches behind the operations. Every function puts its work on the context's stream and returns at
+// once; what goes wrong is kept in the context. Matrices are row-major and dense; their element type is said
+// beside them. A row's result depends on that row alone, as backend.h demands: sums run in an order that the
+// shape of the weight fixes.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cuda/context.h"
+
+namespace dgemma::backend::cuda {
+
+enum class Element : std::uint8_t { f32, bf16 };
+inline std::size_t size_of(Element e) { return e == Element::f32 ? 4 : 2; }
+
+// A weight as it lies on the device: [groups, outs, ins], one group unless it is a bank.
+struct DeviceMatrix {
+    const void* data = nullptr;
+    Element type = Element::f32;
+    std::int64_t groups = 1, outs = 0, ins = 0;
+};
+
+// --- norms.cu: rows of at most 8192 columns, a multiple of 8.
+void rms_norm(Context&, Element, const void* x, const float* weight, std::int64_t rows, std::int64_t cols,
+              float eps, void* out);
+void add_then_norm(Context&, Element, const void* a, const void* b, std::int64_t rows, std::int64_t cols,
+                   float eps, void* out);
+void norm_then_add(Context&, Element, const void* x, const float* weight, const void* residual,
+                   std::int64_t rows, std::int64_t cols, float eps, void* out);
+struct LayerEndPointers {
+    const void *residual, *dense, *sparse;
+    const float *dense_norm, *sparse_norm, *norm, *scalar;
+    void* out;
+};
+void end_layer(Context&, Element, const LayerEndPointers&, std::int64_t rows, std::int64_t cols, float eps);
+// marks[r] = stage where row r holds a NaN or an infinity and marks[r] was negative.
+void watch(Context&, Element, const void* x, std::int64_t rows, std::int64_t cols, std::int32_t stage,
+           std::int32_t* marks);
+void fill(Context&, std::int32_t* to, std::int64_t count, std::int32_t value);
+
+// --- embedding.cu
+void embed(Context&, Element, const std::int32_t* ids, const DeviceMatrix& table, float scale,
+           std::int64_t rows, void* out);
+// x = rb(rb(x) * scale), in place from f32 sums: out [count].
+void scale_rounded(Context&, Element, const float* sums, std::int64_t parts, std::int64_t count, float scale,
+                   void* out);
+void fill_random(Context&, void* to, Element, std::int64_t count, float scale, float mean,
+                 std::uint64_t seed);
+
+// --- heads.cu: per head of `head_dim` columns, a multiple of 16 up to 512.
+struct HeadsPart {
+    void* x = nullptr;  // [rows, heads * head_dim], in place
+    int heads = 0;
+    const float* weight = nullptr;       // [head_dim] or null
+    const float* frequencies = nullptr;  // [head_dim / 2] or null
+};
+void norm_heads(Context&, Element, const HeadsPart* parts, int count, std::int64_t rows, int head_dim,
+                float eps, const std::int32_t* positions);
+
+// A segment as kernels read it.
+struct DeviceSegment {
+    std::int32_t first_row, rows;
+    std::int32_t canvas_position;  // -1: every key is cached
+    std::int32_t ring_pages;       // capacity / page_tokens
+    const void* const* keys;       // pages
+    const void* const* values;
+};
+void store_kv(Context&, Element, Element cache, const void* k, const void* v, const DeviceSegment* segments,
+              int count, const std::int32_t* positions, std::int64_t rows, int kv_heads, int head_dim);
+
+// --- dispatch.cpp chooses among gemm_any.cu, gemm_mma.cu and sm90_gemm.cu.
+struct Groups {
+    const std::int32_t* offsets =
+        nullptr;  // [groups + 1] on the device: whose rows are whose; null: one group
+    std::int64_t count = 1;
+};
+// out = x [rows, ins] weight^T -> out [rows, outs] of type `out_type`.
+void multiply(Context&, Element x_type, const void* x, std::int64_t rows, const DeviceMatrix& weight,
+              const Groups& groups, Element out_type, void* out);
+// out = rb(rb(gelu(x gate^T)) * x up^T)
+void multiply_gated(Context&, Element x_type, const void* x, std::int64_t rows, const DeviceMatrix& gate,
+                    const DeviceMatrix& up, void* out);
+// sums [parts, rows, outs] in f32 of x [rows, ins] w, w [ins, outs] (`by_rows`) or w^T, w [outs, ins]: ins is
+// cut into `parts` pieces of ceil(ins / parts / 64) * 64. bf16 only.
+bool parts_fit(Element x_type, const DeviceMatrix& weight, bool by_rows);
+void multiply_parts(Context&, const void* x, std::int64_t rows, const DeviceMatrix& weight, bool by_rows,
+                    std::int64_t parts, float* sums);
+inline std::int64_t part_of(std::int64_t ins, std::int64_t parts) {
+    return (ins + 64 * parts - 1) / (64 * parts) * 64;
+}
+// Into how many parts the k of a [outs, ins] weight is cut so that 256 rows of it keep a large card busy. A
+// property of the weight alone: the sums of a row must not depend on how many rows there are.
+inline std::int64_t parts_for(std::int64_t outs, std::int64_t ins) {
+    const std::int64_t by_tiles = 132 / (2 * ((outs + 127) / 128)), by_depth = ins / 256;
+    const std::int64_t parts = by_tiles < by_depth ? by_tiles : by_depth;
+    return parts < 1 ? 1 : parts > 8 ? 8 : parts;
+}
+// out = rb(sum over parts)
+void add_parts(Context&, Element, const float* sums, std::int64_t parts, std::int64_t count, void* out);
+// out[i] = rb(rb(gelu(gate[i])) * up[i]); gate and up are rows of `width` inside rows of `stride`.
+void gelu_times(Context&, Element, const void* gate, const void* up, std::int64_t rows, std::int64_t width,
+                std::int64_t stride, void* out);
+
+void multiply_any(Context&, Element x_type, const void* x, std::int64_t rows, const DeviceMatrix& weight,
+                  bool by_rows, const Groups&, Element out_type, void* out);
+// bf16 x and weight. parts > 0: sums into `out` as multiply_parts; else out_type.
+void multiply_mma(Context&, const void* x, std::int64_t rows, const DeviceMatrix& weight, bool by_rows,
+                  const Groups&, std::int64_t parts, Element out_type, void* out);
+
+// --- Hopper
+bool hopper_kernels_compiled();
+bool load_tensor_map_encoder();  // asks the driver; false: too old
+bool sm90_fits(const void* x, const DeviceMatrix& weight);
+// Up to three weights of one x: a pass over all of them.
+void sm90_multiply(Context&, const void* x, std::int64_t rows, const DeviceMatrix* weights, void* const* outs,
+                   int count);
+void sm90_multiply_gated(Context&, const void* x, std::int64_t rows, const DeviceMatrix& gate,
+                         const DeviceMatrix& up, void* out);
+void sm90_multiply_parts(Context&, const void* x, std::int64_t rows, const DeviceMatrix& weight, bool by_rows,
+                         std::int64_t parts, float* sums);
+
+// --- route.cu
+// a = rb(rb(norm(h) * scale) * input_scale)
+void router_input(Context&, Element, const void* h, const float* scale, float input_scale, std::int64_t rows,
+                  std::int64_t cols, float eps, void* out);
+// Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row.
+void choose_experts(Context&, Element, const float* sums, std::int64_t parts, const float* per_expert_scale,
+                    std::int64_t rows, std::int64_t experts, std::int64_t k, std::int32_t* ids,
+                    float* weights, float* probabilities);
+
+// --- experts.cu
+// Where the (row, choice) pairs stand when sorted by expert, rows in order within one.
+struct Places {
+    std::int32_t* offsets = nullptr;  // [experts + 1]
+    std::int32_t* place = nullptr;    // [rows * k]: place of a pair
+    std::int32_t* row_at = nullptr;   // [rows * k]: row of a place
+    std::int32_t* ready =
+        nullptr;  // [experts]: how much of an expert's hidden layer is written; zero at first
+};
+void sort_by_expert(Context&, const std::int32_t* ids, std::int64_t rows, std::int64_t k,
+                    std::int64_t experts, const Places& places);
+void gather_rows(Context&, Element, const void* x, const std::int32_t* row_at, std::int64_t count,
+                 std::int64_t cols, void* out);
+// out[r] = sum over i of rb(y[place[r * k + i]] * weights[r * k + i]), rounded after each addition.
+void combine_experts(Context&, Element, const void* y, const std::int32_t* place, const float* weights,
+                     std::int64_t rows, std::int64_t k, std::int64_t cols, void* out);
+bool sm90_experts_fit(std::int64_t experts, std::int64_t hidden, std::int64_t width);
+// The whole of an expert: y [pairs, hidden] from x [pairs, hidden], both sorted; act [pairs, width] is
+// scratch.
+void sm90_experts(Context&, const void* x, std::int64_t pairs, const DeviceMatrix& gate_up,
+                  const DeviceMatrix& down, const Places& places, void* act, void* y);
+
+// --- dispatch.cpp chooses between attention_any.cu and attention_mma.cu.
+struct AttentionPointers {
+    const void *q, *k, *v;
+    void* out;
+    const DeviceSegment* segments;  // on the device
+    int count;                      // segments
+    std::int64_t rows, most_rows;   // in all; of the longest segment
+    bool any_canvas;
+    const std::int32_t *key_begin, *key_end;
+    int heads, kv_heads, head_dim;
+};
+void attention(Context&, Element, Element cache, const AttentionPointers&);
+void attention_any(Context&, Element, Element cache, const AttentionPointers&);
+bool attention_mma_fits(const Context&, int head_dim);
+void attention_mma(Context&, const AttentionPointers&);  // bf16 throughout
+
+// --- head.cu
+// What a Logits holds besides its numbers; lives on the device so that a recorded pass may read it.
+struct LogitsForm {
+    float softcap;      // 0: the numbers are zt
+    float temperature;  // zt = softcap * tanh(number / softcap) / temperature
+};
+// Statistics of zt of every row; `form` is written, from the arguments. scores: [rows, vocab] of `type`.
+void logit_statistics(Context&, Element type, const void* scores, std::int64_t rows, std::int64_t vocab,
+                      float softcap, const float* temperature, LogitsForm* form, RowStats* stats,
+                      float* rounded_sums);
+// stats of numbers that are zt already.
+void given_statistics(Context&, Element type, const void* zt, std::int64_t rows, std::int64_t vocab,
+                      LogitsForm* form, RowStats* stats, float* rounded_sums);
+// zt of one row in f32.
+void logit_row(Context&, Element type, const void* scores, std::int64_t row, std::int64_t vocab,
+               const LogitsForm* form, float* out);
+// p = rb(softmax(rb(zt))) [rows, vocab] of `type`.
+void logit_probabilities(Context&, Element type, const void* scores, std::int64_t rows, std::int64_t vocab,
+                         const LogitsForm* form, const RowStats* stats, const float* rounded_sums, void* out);
+
+}  // namespace dgemma::backend::cuda

@@ -1,0 +1,255 @@
+#include "backend/cuda/memory.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <fmt/core.h>
+
+namespace dgemma::backend::cuda {
+
+Result<std::unique_ptr<DeviceStorage>> DeviceStorage::make(Context& context, std::size_t bytes) {
+    DGEMMA_TRY(void* memory, context.allocate(bytes));
+    return std::unique_ptr<DeviceStorage>(new DeviceStorage(context, memory, bytes));
+}
+
+PinnedMemory::~PinnedMemory() {
+    if (data_ != nullptr) cudaFreeHost(data_);
+}
+
+Status PinnedMemory::reserve(std::size_t bytes) {
+    if (bytes <= bytes_) return {};
+    if (data_ != nullptr) cudaFreeHost(data_);
+    data_ = nullptr;
+    bytes_ = 0;
+    void* memory = nullptr;
+    if (cudaMallocHost(&memory, bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return Error{ErrorKind::io, fmt::format("no memory for {} bytes that the GPU can copy from", bytes)};
+    }
+    data_ = static_cast<std::byte*>(memory);
+    bytes_ = bytes;
+    return {};
+}
+
+// --- weights
+
+DeviceWeight::DeviceWeight(const Shape& shape, Element type, std::unique_ptr<DeviceStorage> memory)
+    : Weight(shape), memory_(std::move(memory)) {
+    matrix_.data = memory_->data();
+    matrix_.type = type;
+    matrix_.groups = shape.size() == 3 ? shape[0] : 1;
+    matrix_.outs = shape.size() >= 2 ? shape[shape.size() - 2] : 1;
+    matrix_.ins = shape.empty() ? 1 : shape.back();
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::make(Context& context, const Shape& shape, Dtype type) {
+    const Element element = type == Dtype::bf16 && shape.size() > 1 ? Element::bf16 : Element::f32;
+    const auto bytes = static_cast<std::size_t>(elements_of(shape)) * size_of(element);
+    DGEMMA_TRY(auto memory, DeviceStorage::make(context, bytes));
+    return std::unique_ptr<DeviceWeight>(new DeviceWeight(shape, element, std::move(memory)));
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::upload(Context& context, const Tensor& host) {
+    if (host.type != Dtype::f32 && host.type != Dtype::bf16 && host.type != Dtype::f16) {
+        return Error{
+            ErrorKind::unsupported,
+            fmt::format("a weight of type {} cannot be computed with on the GPU: use f32, f16 or bf16",
+                        name_of(host.type))};
+    }
+    DGEMMA_TRY(auto weight, make(context, host.shape, host.type));
+    const auto bytes = static_cast<std::size_t>(host.elements()) * size_of(weight->matrix().type);
+    const bool as_it_is = host.bytes() == bytes && (host.type != Dtype::f16);
+    if (as_it_is) {
+        context.to_device(weight->data(), host.data, bytes, "loading weights");
+    } else {
+        const std::vector<float> values = to_f32(host);
+        context.to_device(weight->data(), values.data(), bytes, "loading weights");
+        context.synchronize("loading weights");
+    }
+    DGEMMA_CHECK(context.take_failure());
+    return weight;
+}
+
+// --- logits
+
+Result<std::unique_ptr<DeviceLogits>> DeviceLogits::make(Context& context, Element type, std::int64_t rows,
+                                                         std::int64_t vocab) {
+    std::unique_ptr<DeviceLogits> logits(new DeviceLogits(context, type, rows, vocab));
+    const auto n = static_cast<std::size_t>(rows), v = static_cast<std::size_t>(vocab);
+    DGEMMA_TRY(logits->scores_, DeviceStorage::make(context, n * v * size_of(type)));
+    DGEMMA_TRY(logits->form_, DeviceStorage::make(context, sizeof(LogitsForm)));
+    DGEMMA_TRY(logits->stats_, DeviceStorage::make(context, n * sizeof(RowStats)));
+    DGEMMA_TRY(logits->rounded_sums_, DeviceStorage::make(context, n * sizeof(float)));
+    DGEMMA_CHECK(logits->host_stats_.reserve(std::max<std::size_t>(n, 1) * sizeof(RowStats)));
+    auto* stats = reinterpret_cast<RowStats*>(logits->host_stats_.data());
+    std::uninitialized_fill_n(stats, n, RowStats{});
+    return logits;
+}
+
+void DeviceLogits::take_statistics(float softcap, const float* temperature) {
+    if (softcap == 0.0f) {
+        given_statistics(context_, type_, scores(), rows_, vocab_, form(), device_stats(), rounded_sums());
+    } else {
+        logit_statistics(context_, type_, scores(), rows_, vocab_, softcap, temperature, form(),
+                         device_stats(), rounded_sums());
+    }
+    if (context_.failed()) return;
+    context_.check(cudaMemcpyAsync(host_stats_.data(), device_stats(),
+                                   static_cast<std::size_t>(rows_) * sizeof(RowStats), cudaMemcpyDeviceToHost,
+                                   context_.stream()),
+                   "reading statistics");
+    arriving_ = true;
+}
+
+std::span<const RowStats> DeviceLogits::stats() const {
+    if (arriving_) {
+        context_.enter();
+        context_.synchronize("reading statistics");
+        arriving_ = false;
+    }
+    return {reinterpret_cast<const RowStats*>(host_stats_.data()), static_cast<std::size_t>(rows_)};
+}
+
+std::span<const float> DeviceLogits::row(int position) {
+    context_.enter();
+    row_.assign(static_cast<std::size_t>(vocab_), std::numeric_limits<float>::quiet_NaN());
+    if (one_row_ == nullptr) {
+        auto memory = DeviceStorage::make(context_, row_.size() * sizeof(float));
+        if (!memory) {
+            context_.fail(memory.error().kind, memory.error().message);
+            return row_;
+        }
+        one_row_ = std::move(memory).value();
+    }
+    auto* out = static_cast<float*>(one_row_->data());
+    logit_row(context_, type_, scores(), position, vocab_, form(), out);
+    context_.to_host(row_.data(), out, row_.size() * sizeof(float), "reading a row of logits");
+    return row_;
+}
+
+// --- inputs of a pass
+
+namespace {
+
+constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+std::size_t segment_bytes(std::span<const AttentionSegment> segments) {
+    std::size_t bytes = round_up(segments.size() * sizeof(DeviceSegment));
+    for (const AttentionSegment& s : segments)
+        bytes += (s.cache.keys.size() + s.cache.values.size()) * sizeof(void*);
+    return bytes;
+}
+
+// Writes segments and their page tables as they will lie at `device`.
+void write_segments(std::span<const AttentionSegment> segments, std::byte* host, const std::byte* device) {
+    std::size_t at = round_up(segments.size() * sizeof(DeviceSegment));
+    const auto table = [&](std::span<void* const> pages) {
+        if (!pages.empty()) std::memcpy(host + at, pages.data(), pages.size_bytes());
+        const auto* placed = reinterpret_cast<const void* const*>(device + at);
+        at += pages.size_bytes();
+        return placed;
+    };
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+        const AttentionSegment& s = segments[i];
+        DeviceSegment to{};
+        to.first_row = static_cast<std::int32_t>(s.first_row);
+        to.rows = static_cast<std::int32_t>(s.rows);
+        to.canvas_position = static_cast<std::int32_t>(s.canvas_position);
+        const std::int64_t pages = std::max<std::int64_t>(1, s.cache.capacity / page_tokens);
+        to.ring_pages = static_cast<std::int32_t>(
+            std::min<std::int64_t>(pages, std::numeric_limits<std::int32_t>::max()));
+        to.keys = table(s.cache.keys);
+        to.values = table(s.cache.values);
+        std::memcpy(host + i * sizeof(DeviceSegment), &to, sizeof to);
+    }
+}
+
+template <class T>
+bool inside(std::span<const T> part, std::span<const T> whole) {
+    return !part.empty() && part.data() >= whole.data() &&
+           part.data() + part.size() <= whole.data() + whole.size();
+}
+
+}  // namespace
+
+Status Inputs::stage(const PassInputs& inputs) {
+    staged_ = {};
+    const std::size_t numbers = round_up(inputs.numbers.size_bytes());
+    segments_at_ = numbers;
+    temperatures_at_ = segments_at_ + round_up(segment_bytes(inputs.segments));
+    const std::size_t bytes =
+        temperatures_at_ + round_up(std::max<std::size_t>(1, inputs.canvases.size() * sizeof(float)));
+    // The copy of the pass before may still be under way if that pass was never ended.
+    context_.synchronize("beginning a pass");
+    DGEMMA_CHECK(host_.reserve(bytes));
+    if (device_ == nullptr || device_->bytes() < bytes) {
+        device_.reset();
+        DGEMMA_TRY(device_, DeviceStorage::make(context_, 2 * bytes));
+    }
+    if (!inputs.numbers.empty())
+        std::memcpy(host_.data(), inputs.numbers.data(), inputs.numbers.size_bytes());
+    write_segments(inputs.segments, host_.data() + segments_at_,
+                   static_cast<const std::byte*>(device_->data()) + segments_at_);
+    for (std::size_t i = 0; i < inputs.canvases.size(); ++i) {
+        std::memcpy(host_.data() + temperatures_at_ + i * sizeof(float), &inputs.canvases[i].temperature,
+                    sizeof(float));
+    }
+    context_.to_device(device_->data(), host_.data(), bytes, "beginning a pass");
+    staged_ = inputs;
+    return context_.take_failure();
+}
+
+Inputs::Borrowed<std::int32_t> Inputs::numbers(std::span<const std::int32_t> host) {
+    if (host.empty()) return {nullptr, nullptr};
+    if (inside(host, staged_.numbers)) {
+        return {static_cast<const std::int32_t*>(device_->data()) + (host.data() - staged_.numbers.data()),
+                nullptr};
+    }
+    auto memory = context_.allocate(host.size_bytes());
+    if (!memory) {
+        context_.fail(memory.error().kind, memory.error().message);
+        return {nullptr, nullptr};
+    }
+    context_.to_device(memory.value(), host.data(), host.size_bytes(), "uploading numbers");
+    return {static_cast<const std::int32_t*>(memory.value()), &context_};
+}
+
+Inputs::Borrowed<DeviceSegment> Inputs::segments(std::span<const AttentionSegment> host) {
+    if (host.empty()) return {nullptr, nullptr};
+    if (inside(host, staged_.segments)) {
+        const auto* all = reinterpret_cast<const DeviceSegment*>(
+            static_cast<const std::byte*>(device_->data()) + segments_at_);
+        return {all + (host.data() - staged_.segments.data()), nullptr};
+    }
+    const std::size_t bytes = segment_bytes(host);
+    auto memory = context_.allocate(bytes);
+    if (!memory) {
+        context_.fail(memory.error().kind, memory.error().message);
+        return {nullptr, nullptr};
+    }
+    std::vector<std::byte> blob(bytes);
+    write_segments(host, blob.data(), static_cast<const std::byte*>(memory.value()));
+    context_.to_device(memory.value(), blob.data(), bytes, "uploading segments");
+    return {static_cast<const DeviceSegment*>(memory.value()), &context_};
+}
+
+Inputs::Borrowed<float> Inputs::temperature(const HeadArgs::Canvas& canvas) {
+    const std::span<const HeadArgs::Canvas> one(&canvas, 1);
+    if (inside(one, staged_.canvases)) {
+        const auto* all =
+            reinterpret_cast<const float*>(static_cast<const std::byte*>(device_->data()) + temperatures_at_);
+        return {all + (&canvas - staged_.canvases.data()), nullptr};
+    }
+    auto memory = context_.allocate(sizeof(float));
+    if (!memory) {
+        context_.fail(memory.error().kind, memory.error().message);
+        return {nullptr, nullptr};
+    }
+    context_.to_device(memory.value(), &canvas.temperature, sizeof(float), "uploading a temperature");
+    return {static_cast<const float*>(memory.value()), &context_};
+}
+
+}  // namespace dgemma::backend::cuda

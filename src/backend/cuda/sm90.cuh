@@ -1,0 +1,144 @@
+// Hopper's own instructions: barriers that count bytes, the tensor copy engine, clusters, warpgroups.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/sm90_wgmma.cuh"
+#include "backend/cuda/tensor_map.h"
+
+namespace dgemma::backend::cuda {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+// After the barriers of a block (or cluster) were made: the copy engine and the other block see them.
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    asm volatile("fence.proxy.async;\n" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+// The same barrier in another block of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(std::uint64_t* barrier, int block) {
+    asm volatile(
+        "{\n.reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(
+            shared_address(barrier)),
+        "r"(block)
+        : "memory");
+}
+__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, int phase) {
+    const std::uint32_t address = shared_address(barrier);
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}\n" ::"r"(address),
+        "r"(phase)
+        : "memory");
+}
+
+// One box at (column, row) to shared memory; the barrier counts its bytes.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int row,
+                                         std::uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3}], "
+        "[%4];\n" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+// The same with a word on how long the second-level cache should keep it.
+constexpr std::uint64_t keep_short = 0x12F0000000000000ull;  // the policy "evict first"
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int row,
+                                         std::uint64_t* barrier, std::uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], "
+        "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
+// To the same place in every block of the cluster that `blocks` names by a bit; each one's barrier counts.
+__device__ __forceinline__ void copy_box_to_all(void* to, const CUtensorMap& map, int column, int row,
+                                                std::uint64_t* barrier, std::uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
+        : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+// Between ordinary accesses and the copy engine's (or the matrix units') to the same memory.
+__device__ __forceinline__ void fence_copy_engine() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
+
+__device__ __forceinline__ int cluster_rank() {
+    std::uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
+                     : "memory");
+}
+
+__device__ __forceinline__ void warpgroup_begin() {
+    asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void warpgroup_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int Left>
+__device__ __forceinline__ void warpgroup_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(Left) : "memory");
+}
+// Keeps the compiler from moving registers of a running multiplication.
+template <int Count>
+__device__ __forceinline__ void hold(float (&d)[Count]) {
+#pragma unroll
+    for (float& x : d) asm volatile("" : "+f"(x)::"memory");
+}
+template <int Registers>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Registers));
+}
+template <int Registers>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Registers));
+}
+
+// A tile of 128-byte rows as a copy with 128-byte swizzle leaves it, for the matrix unit. The address is a
+// multiple of 1024 plus the start inside a row. Rows of k-contiguous elements: groups of eight rows follow
+// each other at 1024 bytes, and the next 16 k are 32 bytes on. Rows of n-contiguous elements (B by rows):
+// groups of eight k at 1024 bytes, blocks of 64 n at `block` bytes, and the next 16 k are 2048 bytes on.
+__device__ __forceinline__ std::uint64_t tile_descriptor(const void* tile, int block = 16) {
+    return (static_cast<std::uint64_t>(shared_address(tile) & 0x3FFFFu) >> 4) |
+           static_cast<std::uint64_t>(block >> 4) << 16 | static_cast<std::uint64_t>(1024 >> 4) << 32 |
+           std::uint64_t{1} << 62;
+}
+
+// Transposes an 8 x 8 matrix of 16-bit elements spread over a warp as a matrix fragment.
+__device__ __forceinline__ std::uint32_t transpose8(std::uint32_t x) {
+    std::uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
+    return y;
+}
+
+#endif
+
+}  // namespace dgemma::backend::cuda
