@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -46,6 +47,9 @@ struct Request {
     std::vector<diffusion::Pin> pins;    // of the first block
     diffusion::Options diffusion;        // start from Generator::default_options()
     bool exact = false;                  // no guard, no approximation
+    // Soft embeddings leave out what is less likely than e^-soft_cutoff of a row's best (contract/model.md 8:
+    // 10); an approximation that the stats name. Infinity: none is left out.
+    float soft_cutoff = std::numeric_limits<float>::infinity();
     // What only the text room can tell about ids; a guard whose question is not answered never fires.
     // Does a reply of these ids (before the stop id) show a reader nothing? Unset: only a reply of no ids
     // does.

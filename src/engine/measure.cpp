@@ -41,6 +41,9 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     tell("load", 1, 1);
     backend::Backend& backend = *loaded->backend;
     const int vocab = loaded->config.text.vocab_size;
+    if (!backend.set_soft_cutoff(options.soft_cutoff)) {
+        return Error{ErrorKind::unsupported, "this backend cannot leave entries out of soft embeddings"};
+    }
 
     // Random ids, as far as possible from anything a cache of experts or embedding rows could like.
     const auto noise = diffusion::make_noise(diffusion::Noise::counter, options.seed, vocab);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "backend/backend.h"
@@ -18,6 +19,7 @@ struct MeasureOptions {
     int steps = 5;          // at least 2: the first has no self-conditioning and is not counted
     int canvas_length = 0;  // 0: the checkpoint's
     std::uint64_t seed = 0;
+    float soft_cutoff = std::numeric_limits<float>::infinity();  // as Request's
     // Told after each part: what was done ("load", "prefill", "step") and how many of them are done.
     std::function<void(const char* what, int done, int total)> progress;
 };

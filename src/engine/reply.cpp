@@ -1,6 +1,7 @@
 #include "engine/reply.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/core.h>
@@ -36,6 +37,13 @@ Reply::Reply(model::Model& model, model::KvCache& cache, const Request& request,
       options_(request.diffusion),
       noise_(request.noise) {
     if (request.exact) options_.guards = diffusion::Guards::none();
+    const float everything = std::numeric_limits<float>::infinity();
+    const float cutoff = request.exact ? everything : request.soft_cutoff;
+    if (model.backend().set_soft_cutoff(cutoff)) {
+        if (cutoff != everything) stats_.approximations.emplace_back("sparse_self_conditioning");
+    } else {
+        model.backend().set_soft_cutoff(everything);
+    }
     if (noise_ == nullptr) {
         own_noise_ = diffusion::make_noise(options_.noise, options_.seed, model.config().text.vocab_size);
         noise_ = own_noise_.get();
