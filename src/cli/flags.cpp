@@ -15,12 +15,13 @@ namespace {
 
 constexpr std::uint32_t ask = bit_of(Verb::ask), eval = bit_of(Verb::eval), info = bit_of(Verb::info),
                         doctor = bit_of(Verb::doctor), tokenize = bit_of(Verb::tokenize),
-                        template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse);
-constexpr std::uint32_t generating = ask | eval;
+                        template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse),
+                        quantize = bit_of(Verb::quantize), synth = bit_of(Verb::synth);
+constexpr std::uint32_t generating = ask | eval, packing = quantize | synth;
 
 constexpr double most_u64 = 18446744073709551615.0;
 
-const std::array<VerbInfo, 7> verb_table = {{
+const std::array<VerbInfo, 9> verb_table = {{
     {Verb::ask, "ask", "[PROMPT...]", "answer one prompt: from the command line, --file or stdin",
      "dgemma ask \"What is the capital of France?\""},
     {Verb::eval, "eval", "", "run a file of prompts with known answers and count the right ones",
@@ -38,17 +39,21 @@ const std::array<VerbInfo, 7> verb_table = {{
     {Verb::parse, "parse", "",
      "split model output into thought, answer and tool calls, one JSON object a line",
      "echo '{\"output\": \"Paris.<turn|>\", \"prompt_state\": \"content\"}' | dgemma parse --jsonl"},
+    {Verb::quantize, "quantize", "", "write a checkpoint as a pack, smaller and ready to be mapped",
+     "dgemma quantize -m models/demo --profile q8 -o demo-q8"},
+    {Verb::synth, "synth", "", "write a pack of random weights in real shapes, to measure speed with",
+     "dgemma synth --preset 26b --layers 6 --format q4 -o synth-q4"},
 }};
 
 // A member that is not named keeps its default. Four lines a flag, laid out by hand.
 // clang-format off
 const std::array<FlagInfo, flag_count> flag_table = {{
     {.flag = Flag::model, .name = "model", .short_name = 'm', .kind = FlagKind::path,
-     .verbs = generating | info | doctor | tokenize | template_text, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
+     .verbs = generating | info | doctor | tokenize | template_text | quantize, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
      .help = "a checkpoint: a directory, a safetensors file, or a name of the hub cache (org/name)"},
     {.flag = Flag::tokenizer, .name = "tokenizer", .kind = FlagKind::path,
-     .verbs = tokenize, .group = "Model", .value_name = "FILE", .fallback = "the model's",
-     .help = "a tokenizer.json, also gzipped, in place of a model",
+     .verbs = tokenize | synth, .group = "Model", .value_name = "FILE", .fallback = "the model's; synth: none",
+     .help = "a tokenizer.json, also gzipped, in place of a model; synth: to put into the pack",
      .environment = false},
     {.flag = Flag::template_file, .name = "template", .kind = FlagKind::path,
      .verbs = template_text, .group = "Model", .value_name = "FILE", .fallback = "the model's",
@@ -98,6 +103,50 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .verbs = eval, .group = "Cases", .value_name = "FILE", .fallback = "none",
      .help = "write one JSON line per row to a file",
      .environment = false},
+    {.flag = Flag::output, .name = "output", .short_name = 'o', .kind = FlagKind::path,
+     .verbs = packing, .group = "Pack", .value_name = "DIR", .fallback = "needed",
+     .help = "the directory to make; it appears when it is complete, and not at all when something fails",
+     .environment = false},
+    {.flag = Flag::force, .name = "force", .kind = FlagKind::toggle,
+     .verbs = packing, .group = "Pack", .fallback = "off",
+     .help = "replace a pack that is there already, in one step at the end",
+     .environment = false},
+    {.flag = Flag::profile, .name = "profile", .kind = FlagKind::choice,
+     .verbs = quantize, .group = "Pack", .value_name = "NAME", .fallback = "q4",
+     .help = "the formats of all classes: q4 is 4-bit experts and 8-bit attention, dense and "
+             "self-conditioning; docs/PACK.md spells out all of them",
+     .environment = false,
+     .choices = {"bf16", "q8", "q4", "fp8", "nvfp4"}},
+    {.flag = Flag::set, .name = "set", .kind = FlagKind::list,
+     .verbs = quantize, .group = "Pack", .value_name = "CLASS=FORMAT", .fallback = "as the profile says",
+     .help = "another format for a class (experts, attn, dense, sc, vision), such as attn=bf16; may be "
+             "given several times",
+     .environment = false},
+    {.flag = Flag::check, .name = "check", .kind = FlagKind::path,
+     .verbs = quantize, .group = "Pack", .value_name = "DIR", .fallback = "none",
+     .help = "read a pack again and compare its checksums; with --model also its numbers with the model it "
+             "was made of",
+     .environment = false},
+    {.flag = Flag::preset, .name = "preset", .kind = FlagKind::choice,
+     .verbs = synth, .group = "Pack", .value_name = "NAME", .fallback = "26b",
+     .help = "whose shapes",
+     .environment = false,
+     .choices = {"26b", "demo", "tiny"}},
+    {.flag = Flag::layers, .name = "layers", .kind = FlagKind::whole,
+     .verbs = synth, .group = "Pack", .value_name = "N", .fallback = "the preset's",
+     .help = "how many layers",
+     .environment = false, .least = 1, .most = 1000},
+    {.flag = Flag::format, .name = "format", .kind = FlagKind::choice,
+     .verbs = synth, .group = "Pack", .value_name = "NAME", .fallback = "bf16",
+     .help = "as --profile of quantize",
+     .environment = false,
+     .choices = {"bf16", "q8", "q4", "fp8", "nvfp4"}},
+    {.flag = Flag::logits, .name = "logits", .kind = FlagKind::choice,
+     .verbs = synth, .group = "Pack", .value_name = "SHAPE", .fallback = "flat",
+     .help = "rows of the head in which nothing stands out, or in which at most 1 % of the vocabulary "
+             "matters",
+     .environment = false,
+     .choices = {"flat", "peaked"}},
     {.flag = Flag::max_tokens, .name = "max-tokens", .short_name = 'n', .kind = FlagKind::whole,
      .verbs = ask, .group = "Reply", .value_name = "N", .fallback = "4096, or what the context leaves",
      .help = "the longest reply, in tokens",
@@ -107,7 +156,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "end the reply before this text of the answer; may be given several times",
      .environment = false},
     {.flag = Flag::seed, .name = "seed", .kind = FlagKind::whole,
-     .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "0",
+     .verbs = generating | synth, .group = "Denoising", .value_name = "N", .fallback = "0",
      .help = "of all random numbers; the same seed gives the same reply with any number of threads",
      .least = 0, .most = most_u64},
     {.flag = Flag::steps, .name = "steps", .kind = FlagKind::whole,
@@ -162,7 +211,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "the longest context, prompt and reply together, in tokens",
      .least = 1, .most = 16777216},
     {.flag = Flag::threads, .name = "threads", .short_name = 'j', .kind = FlagKind::whole,
-     .verbs = generating | doctor, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
+     .verbs = generating | doctor | packing, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
      .help = "how many threads compute",
      .least = 1, .most = 1024},
     {.flag = Flag::backend, .name = "backend", .kind = FlagKind::choice,

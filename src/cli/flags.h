@@ -9,7 +9,7 @@
 
 namespace dgemma::cli {
 
-enum class Verb : std::uint8_t { ask, eval, info, doctor, tokenize, template_text, parse };
+enum class Verb : std::uint8_t { ask, eval, info, doctor, tokenize, template_text, parse, quantize, synth };
 
 struct VerbInfo {
     Verb verb;
@@ -37,6 +37,15 @@ enum class Flag : std::uint8_t {
     limit,
     exact_only,
     rows,
+    output,
+    force,
+    profile,
+    set,
+    check,
+    preset,
+    layers,
+    format,
+    logits,
     max_tokens,
     stop,
     seed,

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <map>
 #include <system_error>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
+#include <fmt/format.h>
+
+#include "base/weight_bytes.h"
 #include "engine/generator.h"
 #include "files/checkpoint.h"
 #include "model/tensor_list.h"
@@ -21,27 +25,27 @@ void sum_tensors(const files::Checkpoint& checkpoint, const model::TensorReport&
         if (!expected.other_name.empty()) group_of.emplace(expected.other_name, expected.group);
     }
     constexpr int unexpected = 100, ignored = 101;
-    std::map<std::pair<int, Dtype>, TensorSum> sums;
-    for (const auto& [name, tensor] : checkpoint.tensors()) {
+    std::map<std::tuple<int, Encoding, Dtype>, TensorSum> sums;
+    for (const std::string& name : checkpoint.names()) {
+        const WeightView weight = *checkpoint.weight(name);
         const bool redundant = std::binary_search(found.ignored.begin(), found.ignored.end(), name);
         const bool foreign = std::binary_search(found.unexpected.begin(), found.unexpected.end(), name);
         const bool used = !redundant && !foreign;
         const model::TensorClass group = used ? group_of.at(name) : model::TensorClass::norms;
-        TensorSum& sum = sums[{used        ? static_cast<int>(group)
-                               : redundant ? ignored
-                                           : unexpected,
-                               tensor.type}];
+        const int place = used ? static_cast<int>(group) : redundant ? ignored : unexpected;
+        TensorSum& sum = sums[{place, weight.encoding, weight.type}];
         sum.group = used ? std::string(model::name_of(group)) : redundant ? "ignored" : "unexpected";
-        sum.type = tensor.type;
-        const auto bytes = static_cast<std::int64_t>(tensor.bytes());
+        sum.format = weight.encoding == Encoding::plain ? name_of(weight.type) : name_of(weight.encoding);
+        const auto grid = weight_grid(weight.shape, weight.encoding, weight.layout, weight.type);
+        const auto bytes = grid ? static_cast<std::int64_t>(grid->total().total()) : 0;
         sum.tensors += 1;
-        sum.elements += tensor.elements();
+        sum.elements += weight.elements();
         sum.bytes += bytes;
         if (!used) continue;
-        report.parameters += tensor.elements();
+        report.parameters += weight.elements();
         report.weight_bytes += bytes;
-        if (group == model::TensorClass::vision) report.vision_parameters += tensor.elements();
-        if (tensor.shape.size() == 1) report.vector_bytes += tensor.elements() * std::int64_t{4};
+        if (group == model::TensorClass::vision) report.vision_parameters += weight.elements();
+        if (weight.shape.size() == 1) report.vector_bytes += weight.elements() * std::int64_t{4};
     }
     for (auto& [key, sum] : sums) report.tensors.push_back(std::move(sum));
 }
@@ -94,6 +98,14 @@ Result<InfoReport> inspect(const std::filesystem::path& model) {
         if (!error) report.file_bytes += static_cast<std::int64_t>(bytes);
     }
     report.ignored_files = checkpoint.ignored_files();
+    if (const files::Pack* pack = checkpoint.pack()) {
+        const files::PackManifest& manifest = pack->manifest();
+        report.pack = fmt::format("{} of {}, by {}", manifest.profile, manifest.source, manifest.creator);
+        for (const files::PackTensor& tensor : manifest.tensors) {
+            if (!tensor.kept.empty())
+                report.kept.push_back(fmt::format("{}, because {}", tensor.name, tensor.kept));
+        }
+    }
 
     DGEMMA_TRY(const std::string config, checkpoint.config_text());
     DGEMMA_TRY(report.config, model::parse_config(config, (checkpoint.path() / "config.json").native()));

@@ -8,16 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/result.h"
 #include "model/config.h"
 
 namespace dgemma::cli {
 
-// The tensors of one class in one element type.
+// The tensors of one class in one format.
 struct TensorSum {
-    std::string group;  // a model::TensorClass by name, "unexpected" or "ignored"
-    Dtype type = Dtype::bf16;
+    std::string group;   // a model::TensorClass by name, "unexpected" or "ignored"
+    std::string format;  // an element type ("bf16"), or the encoding of a pack's tensors ("affine4")
     std::int64_t tensors = 0, elements = 0, bytes = 0;
 };
 
@@ -32,6 +31,8 @@ struct InfoReport {
     std::vector<std::string> files;  // those with weights, by name
     std::vector<std::string> ignored_files;
     std::int64_t file_bytes = 0;
+    std::string pack;               // of a pack, "q4 of org/name, by dgemma 0.1.0"; else empty
+    std::vector<std::string> kept;  // tensors of a pack that are plainer than their class, with the reason
 
     model::Config config;
     model::GenerationConfig generation;

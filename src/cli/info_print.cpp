@@ -39,6 +39,9 @@ std::string grouped(std::int64_t number) {
 // 0.1f as 0.1 and not as the double that equals it.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
+// Text of a file without what could move a terminal's cursor.
+std::string safe(const std::string& text) { return model::name_list({text}); }
+
 const char* name_of_sampler(model::SamplerKind sampler) {
     return sampler == model::SamplerKind::entropy_bound ? "entropy-bound" : "confidence-threshold";
 }
@@ -81,7 +84,12 @@ void print_model(const InfoReport& report, std::ostream& out) {
         out << fmt::format("{:<16}{}\n", name, value);
     };
     line("model", report.directory.string());
-    line("files", fmt::format("{} safetensors, {}", report.files.size(), words_for_bytes(report.file_bytes)));
+    if (report.pack.empty()) {
+        line("files",
+             fmt::format("{} safetensors, {}", report.files.size(), words_for_bytes(report.file_bytes)));
+    } else {
+        line("pack", fmt::format("{}, {}", safe(report.pack), words_for_bytes(report.file_bytes)));
+    }
     if (!report.ignored_files.empty())
         line("", fmt::format("not part of it: {}", model::name_list(report.ignored_files)));
     line("architecture",
@@ -120,10 +128,10 @@ void print_model(const InfoReport& report, std::ostream& out) {
 }
 
 void print_tensors(const InfoReport& report, std::ostream& out) {
-    out << fmt::format("\n{:<20}{:<9}{:>8}{:>20}{:>14}\n", "tensors", "type", "count", "elements", "bytes");
+    out << fmt::format("\n{:<20}{:<9}{:>8}{:>20}{:>14}\n", "tensors", "format", "count", "elements", "bytes");
     TensorSum all;
     for (const TensorSum& sum : report.tensors) {
-        out << fmt::format("{:<20}{:<9}{:>8}{:>20}{:>14}\n", sum.group, name_of(sum.type), sum.tensors,
+        out << fmt::format("{:<20}{:<9}{:>8}{:>20}{:>14}\n", sum.group, sum.format, sum.tensors,
                            grouped(sum.elements), words_for_bytes(sum.bytes));
         all.tensors += sum.tensors;
         all.elements += sum.elements;
@@ -131,6 +139,7 @@ void print_tensors(const InfoReport& report, std::ostream& out) {
     }
     out << fmt::format("{:<20}{:<9}{:>8}{:>20}{:>14}\n", "all", "", all.tensors, grouped(all.elements),
                        words_for_bytes(all.bytes));
+    for (const std::string& kept : report.kept) out << fmt::format("stays bf16: {}\n", safe(kept));
     if (!report.unexpected.empty()) {
         out << fmt::format("unexpected: {}\n", model::name_list(report.unexpected));
     }
@@ -186,7 +195,7 @@ void print_json(const InfoReport& report, std::ostream& out) {
     json tensors = json::array(), caches = json::array();
     for (const TensorSum& sum : report.tensors) {
         tensors.push_back({{"class", sum.group},
-                           {"type", name_of(sum.type)},
+                           {"type", sum.format},
                            {"tensors", sum.tensors},
                            {"elements", sum.elements},
                            {"bytes", sum.bytes}});
@@ -208,6 +217,8 @@ void print_json(const InfoReport& report, std::ostream& out) {
         {"files", report.files},
         {"ignored_files", report.ignored_files},
         {"file_bytes", report.file_bytes},
+        {"pack", report.pack.empty() ? json() : json(report.pack)},
+        {"kept_bf16", report.kept},
         {"model_type", config.model_type},
         {"architecture", config.architecture},
         {"dtype", name_of(config.dtype)},

@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::uint64_t piece_bytes = std::uint64_t{16} << 20;
+constexpr std::size_t most_on_the_way = std::size_t{256} << 20;  // written, and perhaps not on the disk yet
 constexpr std::size_t pieces_waiting = 1;  // one more is being written, and one is being encoded
 constexpr std::string_view aside_mark = ".partial-";
 
@@ -329,9 +330,21 @@ Status PackWriter::write_piece(const Piece& piece) {
     for (const Piece::Span& span : piece.spans) {
         DGEMMA_CHECK(write_at(blob_, aside_ / kPackBlobName, piece.bytes.data() + span.begin, span.count,
                               span.offset));
-        // The disk begins now and not when memory is full of what it should have written.
-        ::sync_file_range(blob_, static_cast<off_t>(span.offset), static_cast<off_t>(span.count),
-                          SYNC_FILE_RANGE_WRITE);
+        // The disk begins now, and what is too far behind is waited for: else memory fills with what is still
+        // to be written, and all of the waiting comes at the end.
+        const auto sync = [&](std::uint64_t offset, std::size_t count, unsigned how) {
+            ::sync_file_range(blob_, static_cast<off_t>(offset), static_cast<off_t>(count), how);
+        };
+        sync(span.offset, span.count, SYNC_FILE_RANGE_WRITE);
+        on_the_way_.emplace_back(span.offset, span.count);
+        on_the_way_bytes_ += span.count;
+        while (on_the_way_bytes_ > most_on_the_way) {
+            const auto [offset, count] = on_the_way_.front();
+            on_the_way_.pop_front();
+            on_the_way_bytes_ -= count;
+            sync(offset, count,
+                 SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+        }
     }
     return {};
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -87,8 +88,11 @@ class PackWriter {
     std::vector<PackTensor> tensors_;
     std::map<std::string, PackFile> files_;
 
-    // The thread that hashes and writes. mutex_ is over everything below.
+    // The thread that hashes and writes, and what it alone touches.
     std::thread thread_;
+    std::deque<std::pair<std::uint64_t, std::size_t>> on_the_way_;  // offset and bytes
+    std::size_t on_the_way_bytes_ = 0;
+    // mutex_ is over everything below.
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Piece> waiting_;

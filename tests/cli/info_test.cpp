@@ -45,7 +45,7 @@ TEST(Info, SumsTheDemo) {
     for (const auto& sum : report->tensors) {
         tensors += sum.tensors;
         bytes += sum.bytes;
-        EXPECT_EQ(sum.type, Dtype::bf16);
+        EXPECT_EQ(sum.format, "bf16");
     }
     EXPECT_EQ(tensors, 232);
     EXPECT_EQ(bytes, report->weight_bytes);
