@@ -265,7 +265,7 @@ Status PackWriter::add(const PackItem& item, const RowSource& rows, ThreadPool& 
             piece.spans.push_back({p, used, count, (tensor.*kPackParts[p].part).offset + begin.*member});
             used += (count + 63) / 64 * 64;
         }
-        piece.bytes = Buffer(used);
+        piece.bytes = take_buffer(used);
         std::byte* to = piece.bytes.data();
         DGEMMA_CHECK(encoder.encode(first, last, {to + starts[0], to + starts[1], to + starts[2]}, pool));
         const std::int64_t first_row = encoder.first_row(first);
@@ -278,12 +278,25 @@ Status PackWriter::add(const PackItem& item, const RowSource& rows, ThreadPool& 
     if (bytes.globals != 0) {
         Piece piece;
         piece.tensor = tensors_.size() - 1;
-        piece.bytes = Buffer(bytes.globals);
+        piece.bytes = take_buffer(bytes.globals);
         std::memcpy(piece.bytes.data(), encoder.globals().data(), bytes.globals);
         piece.spans.push_back({3, 0, bytes.globals, tensor.globals.offset});
         DGEMMA_CHECK(submit(std::move(piece)));
     }
     return {};
+}
+
+// At least so many bytes.
+Buffer PackWriter::take_buffer(std::size_t bytes) {
+    {
+        const std::lock_guard lock(mutex_);
+        while (!spare_.empty()) {
+            Buffer buffer = std::move(spare_.back());
+            spare_.pop_back();
+            if (buffer.size() >= bytes) return buffer;
+        }
+    }
+    return Buffer(std::max<std::size_t>(bytes, piece_bytes));
 }
 
 Status PackWriter::submit(Piece piece) {
@@ -307,7 +320,7 @@ void PackWriter::write_pieces() {
     for (;;) {
         changed_.wait(lock, [&] { return ending_ || !waiting_.empty(); });
         if (ending_) return;
-        const Piece piece = std::move(waiting_.front());
+        Piece piece = std::move(waiting_.front());
         waiting_.pop_front();
         busy_ = true;
         auto hashes = hashes_[piece.tensor];  // a copy: the vector may grow while the lock is off
@@ -320,6 +333,7 @@ void PackWriter::write_pieces() {
         const Status written = write_piece(piece);
         lock.lock();
         hashes_[piece.tensor] = hashes;
+        spare_.push_back(std::move(piece.bytes));
         busy_ = false;
         if (!written && !failure_) failure_ = written.error();
         changed_.notify_all();

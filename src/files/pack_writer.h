@@ -75,6 +75,7 @@ class PackWriter {
     };
 
     PackWriter() = default;
+    Buffer take_buffer(std::size_t bytes);
     Status submit(Piece piece);
     Status drain();
     void write_pieces();
@@ -96,6 +97,7 @@ class PackWriter {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Piece> waiting_;
+    std::vector<Buffer> spare_;  // used again: giving them back and asking anew would tear the heap apart
     bool busy_ = false, ending_ = false;
     std::optional<Error> failure_;
     std::vector<std::array<Sha256, std::size(kPackParts)>> hashes_;
