@@ -16,12 +16,13 @@ namespace {
 constexpr std::uint32_t ask = bit_of(Verb::ask), eval = bit_of(Verb::eval), info = bit_of(Verb::info),
                         doctor = bit_of(Verb::doctor), tokenize = bit_of(Verb::tokenize),
                         template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse),
-                        quantize = bit_of(Verb::quantize), synth = bit_of(Verb::synth);
+                        quantize = bit_of(Verb::quantize), synth = bit_of(Verb::synth),
+                        bench = bit_of(Verb::bench);
 constexpr std::uint32_t generating = ask | eval, packing = quantize | synth;
 
 constexpr double most_u64 = 18446744073709551615.0;
 
-const std::array<VerbInfo, 9> verb_table = {{
+const std::array<VerbInfo, 10> verb_table = {{
     {Verb::ask, "ask", "[PROMPT...]", "answer one prompt: from the command line, --file or stdin",
      "dgemma ask \"What is the capital of France?\""},
     {Verb::eval, "eval", "", "run a file of prompts with known answers and count the right ones",
@@ -43,13 +44,15 @@ const std::array<VerbInfo, 9> verb_table = {{
      "dgemma quantize -m models/demo --profile q8 -o demo-q8"},
     {Verb::synth, "synth", "", "write a pack of random weights in real shapes, to measure speed with",
      "dgemma synth --preset 26b --layers 6 --format q4 -o synth-q4"},
+    {Verb::bench, "bench", "", "measure load, prefill and denoising steps on this machine",
+     "dgemma bench -m models/demo --prompt-tokens 512 --steps 5 --json"},
 }};
 
 // A member that is not named keeps its default. Four lines a flag, laid out by hand.
 // clang-format off
 const std::array<FlagInfo, flag_count> flag_table = {{
     {.flag = Flag::model, .name = "model", .short_name = 'm', .kind = FlagKind::path,
-     .verbs = generating | info | doctor | tokenize | template_text | quantize, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
+     .verbs = generating | info | doctor | tokenize | template_text | quantize | bench, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
      .help = "a checkpoint: a directory, a safetensors file, or a name of the hub cache (org/name)"},
     {.flag = Flag::tokenizer, .name = "tokenizer", .kind = FlagKind::path,
      .verbs = tokenize | synth, .group = "Model", .value_name = "FILE", .fallback = "the model's; synth: none",
@@ -91,6 +94,10 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .verbs = eval, .group = "Cases", .value_name = "FILE",
      .help = "the rows, always needed: JSON lines of {\"kind\", \"prompt\", \"expected\", \"stop\", \"exact\"}",
      .environment = false},
+    {.flag = Flag::prompt_tokens, .name = "prompt-tokens", .kind = FlagKind::whole,
+     .verbs = bench, .group = "Measurement", .value_name = "N", .fallback = "512",
+     .help = "how many random tokens to encode before denoising",
+     .environment = false, .least = 1, .most = 16777216},
     {.flag = Flag::limit, .name = "limit", .kind = FlagKind::whole,
      .verbs = eval, .group = "Cases", .value_name = "N", .fallback = "all",
      .help = "run the first N rows",
@@ -156,11 +163,11 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "end the reply before this text of the answer; may be given several times",
      .environment = false},
     {.flag = Flag::seed, .name = "seed", .kind = FlagKind::whole,
-     .verbs = generating | synth, .group = "Denoising", .value_name = "N", .fallback = "0",
+     .verbs = generating | synth | bench, .group = "Denoising", .value_name = "N", .fallback = "0",
      .help = "of all random numbers; the same seed gives the same reply with any number of threads",
      .least = 0, .most = most_u64},
     {.flag = Flag::steps, .name = "steps", .kind = FlagKind::whole,
-     .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's, 48",
+     .verbs = generating | bench, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's, 48",
      .help = "most denoising steps of a block; the temperature falls with step / N, so a higher cap "
              "also changes the steps before it, and is often slower and worse",
      .least = 1, .most = 10000},
@@ -185,7 +192,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "the mean entropy below which a stable canvas is done",
      .least = 0, .most = 1e6, .open = true},
     {.flag = Flag::canvas_length, .name = "canvas-length", .kind = FlagKind::whole,
-     .verbs = generating, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's",
+     .verbs = generating | bench, .group = "Denoising", .value_name = "N", .fallback = "the checkpoint's",
      .help = "tokens denoised at once; shrink is --shrink-canvas",
      .least = 1, .most = 65536, .choices = {"shrink"}},
     {.flag = Flag::shrink_canvas, .name = "shrink-canvas", .kind = FlagKind::toggle,
@@ -195,6 +202,11 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .verbs = generating, .group = "Denoising", .value_name = "SOURCE", .fallback = "counter",
      .help = "where random ids come from: ours, or the numbers another engine would have drawn",
      .choices = {"counter", "mlx", "torch-cpu"}},
+    {.flag = Flag::self_conditioning, .name = "self-conditioning", .kind = FlagKind::choice,
+     .verbs = generating | bench, .group = "Denoising", .value_name = "HOW", .fallback = "dense",
+     .help = "sparse leaves out what is less likely than e^-10 of a row's best: faster on a large vocabulary, an "
+             "approximation that the stats name; off with --exact",
+     .choices = {"dense", "sparse"}},
     {.flag = Flag::exact, .name = "exact", .kind = FlagKind::toggle,
      .verbs = generating, .group = "Denoising", .fallback = "off",
      .help = "as the reference does it: no guards, no approximations"},
@@ -207,23 +219,24 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "turn a guard off; \"all\" for every one",
      .environment = false},
     {.flag = Flag::ctx, .name = "ctx", .short_name = 'c', .kind = FlagKind::whole,
-     .verbs = generating | doctor, .group = "Machine", .value_name = "N", .fallback = "the checkpoint's",
+     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "N", .fallback = "the checkpoint's",
      .help = "the longest context, prompt and reply together, in tokens",
      .least = 1, .most = 16777216},
     {.flag = Flag::threads, .name = "threads", .short_name = 'j', .kind = FlagKind::whole,
-     .verbs = generating | doctor | packing, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
+     .verbs = generating | doctor | packing | bench, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
      .help = "how many threads compute",
      .least = 1, .most = 1024},
     {.flag = Flag::backend, .name = "backend", .kind = FlagKind::choice,
-     .verbs = generating | doctor, .group = "Machine", .value_name = "NAME", .fallback = "plain",
+     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "plain",
      .help = "who computes: \"reference\" is the slow scalar oracle",
      .choices = {"plain", "reference"}},
     {.flag = Flag::precision, .name = "precision", .kind = FlagKind::choice,
-     .verbs = generating | doctor, .group = "Machine", .value_name = "NAME", .fallback = "f32",
-     .help = "f32 rounds nothing; bf16 rounds where the reference rounds",
-     .choices = {"f32", "bf16"}},
+     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "mixed, and f32 with --exact",
+     .help = "f32 rounds nothing; bf16 rounds where the reference does; mixed computes in f32 and multiplies in what the "
+             "weights are stored in, where this machine does that faster",
+     .choices = {"mixed", "f32", "bf16"}},
     {.flag = Flag::json, .name = "json", .kind = FlagKind::toggle,
-     .verbs = generating | info, .group = "Output", .fallback = "off",
+     .verbs = generating | info | bench, .group = "Output", .fallback = "off",
      .help = "ask: events, one JSON object a line (docs/EVENTS.md); eval: the result as the last line;"
              " info: one object"},
     {.flag = Flag::jsonl, .name = "jsonl", .kind = FlagKind::toggle,

@@ -9,7 +9,7 @@
 
 namespace dgemma::cli {
 
-enum class Verb : std::uint8_t { ask, eval, info, doctor, tokenize, template_text, parse, quantize, synth };
+enum class Verb : std::uint8_t { ask, eval, info, doctor, tokenize, template_text, parse, quantize, synth, bench };
 
 struct VerbInfo {
     Verb verb;
@@ -34,6 +34,7 @@ enum class Flag : std::uint8_t {
     think,
     raw,
     cases,
+    prompt_tokens,
     limit,
     exact_only,
     rows,
@@ -58,6 +59,7 @@ enum class Flag : std::uint8_t {
     canvas_length,
     shrink_canvas,
     noise,
+    self_conditioning,
     exact,
     guard,
     no_guard,

@@ -13,8 +13,11 @@ engine::LoadOptions load_options(const Arguments& arguments) {
     engine::LoadOptions options;
     options.backend = arguments.text(Flag::backend) == "reference" ? engine::BackendKind::reference
                                                                    : engine::BackendKind::plain;
-    options.precision =
-        arguments.text(Flag::precision) == "bf16" ? backend::Precision::bf16 : backend::Precision::f32;
+    const std::string precision =
+        arguments.text(Flag::precision).value_or(arguments.on(Flag::exact) ? "f32" : "mixed");
+    options.precision = precision == "bf16"    ? backend::Precision::bf16
+                        : precision == "mixed" ? backend::Precision::mixed
+                                               : backend::Precision::f32;
     options.threads = arguments.whole_or(Flag::threads, 0);
     options.context = arguments.whole_or(Flag::ctx, 0);
     return options;
@@ -44,6 +47,7 @@ Result<engine::Request> request_of(const Arguments& arguments, const diffusion::
     request.shrink_canvas =
         arguments.on(Flag::shrink_canvas) || arguments.text(Flag::canvas_length) == "shrink";
     request.exact = arguments.on(Flag::exact);
+    if (arguments.text(Flag::self_conditioning) == "sparse") request.soft_cutoff = engine::kSparseCutoff;
     if (request.exact && arguments.given(Flag::guard)) {
         return Error{
             ErrorKind::usage,

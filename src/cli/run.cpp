@@ -47,6 +47,8 @@ Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
             return run_template(arguments, console);
         case Verb::parse:
             return run_parse(arguments, console);
+        case Verb::bench:
+            return run_bench(arguments, console);
         case Verb::quantize:
             return run_quantize(arguments, console);
         case Verb::synth:

@@ -10,6 +10,7 @@ namespace dgemma::cli {
 Result<int> run_ask(const Arguments& arguments, Console& console);
 Result<int> run_eval(const Arguments& arguments, Console& console);
 Result<int> run_info(const Arguments& arguments, Console& console);
+Result<int> run_bench(const Arguments& arguments, Console& console);
 Result<int> run_doctor(const Arguments& arguments, Console& console);
 Result<int> run_tokenize(const Arguments& arguments, Console& console);
 Result<int> run_template(const Arguments& arguments, Console& console);

@@ -38,6 +38,9 @@ struct LoadOptions {
     int prefill_chunk = 512;  // tokens of one encoder call
 };
 
+// Of sparse self-conditioning, in nats (contract/model.md 8).
+inline constexpr float kSparseCutoff = 10;
+
 struct Request {
     std::vector<std::int32_t> prompt;    // at least one id
     int max_tokens = 0;                  // 0: 4,096 or what the context leaves
