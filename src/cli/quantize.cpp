@@ -102,9 +102,8 @@ Result<Comparison> compare(const files::Pack& pack, const Source& source, Thread
             out.wrong.push_back(tensor.name);
             continue;
         }
-        const files::StoredRows rows(*weight, true);
-        DGEMMA_TRY(const files::WeightError error,
-                   files::compare_weight(pack.view_of(tensor), rows, pool, run));
+        const files::StoredRows rows(*weight, true), stored(pack.view_of(tensor), true);
+        DGEMMA_TRY(const files::WeightError error, files::compare_weight(stored, rows, pool, run));
         const auto form =
             tensor.encoding == Encoding::plain ? name_of(tensor.type) : name_of(tensor.encoding);
         out.classes[{tensor.group, std::string(form)}].add(error);

@@ -110,41 +110,46 @@ double WeightError::relative() const {
     return source_squares == 0 ? std::sqrt(squares) : std::sqrt(squares / source_squares);
 }
 
-Result<WeightError> compare_weight(const WeightView& stored, const RowSource& source, ThreadPool& pool,
+Result<WeightError> compare_weight(const StoredRows& stored, const RowSource& source, ThreadPool& pool,
                                    const LongRun& run) {
-    const auto grid = weight_grid(stored.shape, stored.encoding, stored.layout, stored.type);
+    const WeightView& view = stored.view();
+    const auto grid = weight_grid(view.shape, view.encoding, view.layout, view.type);
     const std::int64_t rows = grid->matrices * grid->rows, cols = grid->cols;
+    const auto width = static_cast<std::size_t>(cols);
+    // About 64 MB of bf16 between two releases, in pieces of half a megabyte.
+    const std::int64_t block = std::max<std::int64_t>(1, (std::int64_t{1} << 25) / cols);
+    const std::int64_t piece = std::max<std::int64_t>(1, (std::int64_t{1} << 18) / cols);
     WeightError sum;
     std::mutex mutex;
-    const std::int64_t at_once = std::max<std::int64_t>(1, (std::int64_t{1} << 18) / cols);
-    pool.parallel_for(rows, at_once, [&](std::int64_t begin, std::int64_t end) {
-        if (run.stopped()) return;
-        const auto width = static_cast<std::size_t>(cols);
-        const std::unique_ptr<float[]> x(new float[width]), y(new float[width]);
-        WeightError own;
-        for (std::int64_t row = begin; row < end; ++row) {
-            source.read(row, x.get());
-            decode_rows(stored, row, 1, y.get(), cols);
-            float global = 1;
-            if (stored.encoding == Encoding::nvfp4)
-                std::memcpy(&global, stored.globals + 4 * (row / grid->rows), sizeof(global));
-            for (std::int64_t c = 0; c < cols; ++c) {
-                const double error =
-                    double{x[static_cast<std::size_t>(c)]} - double{y[static_cast<std::size_t>(c)]};
-                own.squares += error * error;
-                own.source_squares +=
-                    double{x[static_cast<std::size_t>(c)]} * double{x[static_cast<std::size_t>(c)]};
+    for (std::int64_t first = 0; first < rows; first += block) {
+        const std::int64_t last = std::min(first + block, rows);
+        pool.parallel_for(last - first, piece, [&](std::int64_t begin, std::int64_t end) {
+            if (run.stopped()) return;
+            const std::unique_ptr<float[]> x(new float[width]), y(new float[width]);
+            WeightError own;
+            for (std::int64_t row = first + begin; row < first + end; ++row) {
+                source.read(row, x.get());
+                stored.read(row, y.get());
+                float global = 1;
+                if (view.encoding == Encoding::nvfp4)
+                    std::memcpy(&global, view.globals + 4 * (row / grid->rows), sizeof(global));
+                for (std::size_t c = 0; c < width; ++c) {
+                    const double error = double{x[c]} - double{y[c]};
+                    own.squares += error * error;
+                    own.source_squares += double{x[c]} * double{x[c]};
+                }
+                const double worst = worst_of_row(view, double{global}, x.get(), y.get(), cols);
+                own.worst = std::isnan(worst) ? INFINITY : std::max(own.worst, worst);
             }
-            const double worst = worst_of_row(stored, double{global}, x.get(), y.get(), cols);
-            own.worst = std::isnan(worst) ? INFINITY : std::max(own.worst, worst);
-        }
-        own.elements = (end - begin) * cols;
-        source.release(begin, end);
-        run.advance(static_cast<std::uint64_t>(own.elements) * 2);
-        const std::lock_guard lock(mutex);
-        sum.add(own);
-    });
-    if (run.stopped()) return Error{ErrorKind::cancelled, "The check was stopped."};
+            own.elements = (end - begin) * cols;
+            run.advance(static_cast<std::uint64_t>(own.elements) * 2);
+            const std::lock_guard lock(mutex);
+            sum.add(own);
+        });
+        if (run.stopped()) return Error{ErrorKind::cancelled, "The check was stopped."};
+        source.release(first, last);
+        stored.release(first, last);
+    }
     return sum;
 }
 

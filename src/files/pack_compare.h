@@ -24,8 +24,9 @@ struct WeightError {
     [[nodiscard]] double relative() const;  // root of the mean square error over that of the numbers
 };
 
-// source: rows of the same shape. Counts the elements as bf16 in `run`. Errors: cancelled.
-Result<WeightError> compare_weight(const WeightView& stored, const RowSource& source, ThreadPool& pool,
+// source: rows of the same shape. Counts the elements as bf16 in `run`, and releases what it has read.
+// Errors: cancelled.
+Result<WeightError> compare_weight(const StoredRows& stored, const RowSource& source, ThreadPool& pool,
                                    const LongRun& run);
 
 }  // namespace dgemma::files

@@ -68,10 +68,20 @@ bool can_encode(const WeightForm& form) {
 void RowSource::release(std::int64_t /*first*/, std::int64_t /*last*/) const {}
 
 void StoredRows::release(std::int64_t first, std::int64_t last) const {
-    if (!mapped_ || weight_.encoding != Encoding::plain || weight_.layout != Layout::rows) return;
-    const auto row = static_cast<std::size_t>(grid_.row.codes);
-    release_pages({weight_.codes + static_cast<std::size_t>(first) * row,
-                   static_cast<std::size_t>(last - first) * row});
+    if (!mapped_) return;
+    // Of tiles only whole ones: a neighbour may still be reading the others.
+    const auto place = [&](std::int64_t row) {
+        const std::int64_t within = row % grid_.rows;
+        return grid_.offset(row / grid_.rows,
+                            weight_.layout == Layout::tiles ? within - within % kTileRows : within);
+    };
+    const WeightBytes begin = place(first), end = place(last);
+    const auto release_part = [](const std::byte* part, std::uint64_t from, std::uint64_t to) {
+        if (part != nullptr && from < to) release_pages({part + from, static_cast<std::size_t>(to - from)});
+    };
+    release_part(weight_.codes, begin.codes, end.codes);
+    release_part(weight_.scales, begin.scales, end.scales);
+    release_part(weight_.biases, begin.biases, end.biases);
 }
 
 // One tile of rows in f32. The rows stand an odd number of cache lines apart, or columns of wide tiles would

@@ -41,6 +41,7 @@ class StoredRows : public RowSource {
     explicit StoredRows(WeightView weight, bool mapped = false);
     void read(std::int64_t row, float* out) const override;
     void release(std::int64_t first, std::int64_t last) const override;
+    [[nodiscard]] const WeightView& view() const { return weight_; }
 
   private:
     WeightView weight_;

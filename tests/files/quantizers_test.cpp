@@ -394,7 +394,7 @@ TEST(Quantizers, TheComparisonAllowsWhatTheEncoderDoesAndNoMore) {
         const StoredRows source(f32_view(x, shape));
         for (const WeightForm& form : forms_of(shape)) {
             const OwnedWeight w = encode(x, form);
-            const auto same = compare_weight(w.view, source, pool, {});
+            const auto same = compare_weight(StoredRows(w.view), source, pool, {});
             ASSERT_TRUE(same);
             EXPECT_LE(same->worst, 1.001) << kind.name << " " << name_of(form.encoding);
             EXPECT_EQ(same->elements, 2 * 37 * 192);
@@ -405,8 +405,9 @@ TEST(Quantizers, TheComparisonAllowsWhatTheEncoderDoesAndNoMore) {
     auto other = x;
     other[200] += 0.5f;
     for (const WeightForm& form : forms_of(shape)) {
+        const OwnedWeight w = encode(x, form);
         const auto different =
-            compare_weight(encode(x, form).view, StoredRows(f32_view(other, shape)), pool, {});
+            compare_weight(StoredRows(w.view), StoredRows(f32_view(other, shape)), pool, {});
         EXPECT_GT(different->worst, 2) << name_of(form.encoding);
     }
 }
