@@ -1,7 +1,7 @@
 // Times denoising passes of the full-size model on the GPU, with weights made in device memory: no file is
 // read.
-//   bench_cuda_step [--context N] [--batch B] [--steps S]     one scenario; without arguments the standard
-//   ones
+//   bench_cuda_step [--context N] [--batch B] [--steps S] [--layers L]     one scenario; without arguments
+//   the standard ones
 // The sampler is not part of the passes. Every stage's time stands beside the bytes it must move at least.
 #include <algorithm>
 #include <chrono>
@@ -37,7 +37,7 @@ void must(const Status& status) {
 }
 
 // The numbers of contract/model.md 1.2.
-model::Config full_size() {
+model::Config full_size(int layers) {
     model::Config c;
     c.text.vocab_size = 262144;
     c.text.hidden_size = 2816;
@@ -50,7 +50,7 @@ model::Config full_size() {
     c.text.max_positions = 262144;
     c.text.rms_eps = 1e-6f;
     c.text.final_softcap = 30;
-    for (int l = 0; l < 30; ++l) {
+    for (int l = 0; l < layers; ++l) {
         c.text.layers.push_back(l % 6 == 5
                                     ? model::LayerConfig{model::LayerKind::full, 512, 2, 1e6f, 64}
                                     : model::LayerConfig{model::LayerKind::sliding, 256, 8, 1e4f, 128});
@@ -85,23 +85,26 @@ model::Weights make_weights(const model::Config& config, backend::Backend& backe
     w.sc_pre_norm = make.norm(h);
     w.sc_gate = make.matrix({i, h});
     w.sc_up = make.matrix({i, h});
-    w.sc_down = make.matrix({h, i});
+    w.sc_down = make.make({h, i}, 0.25f / std::sqrt(static_cast<float>(i)), 0);
     w.embedding_scale = round_bf16(std::sqrt(static_cast<float>(h)));
     for (const model::LayerConfig& layer : t.layers) {
         model::LayerWeights& to = w.layers.emplace_back();
         const std::int64_t q = static_cast<std::int64_t>(t.heads) * layer.head_dim;
         const std::int64_t kv = static_cast<std::int64_t>(layer.kv_heads) * layer.head_dim;
         for (model::WeightPtr* norm :
-             {&to.input_norm, &to.post_attention_norm, &to.dense_pre_norm, &to.dense_post_norm,
-              &to.experts_pre_norm, &to.experts_post_norm, &to.post_norm, &to.router_scale})
+             {&to.input_norm, &to.dense_pre_norm, &to.dense_post_norm, &to.experts_pre_norm,
+              &to.experts_post_norm, &to.post_norm, &to.router_scale})
             *norm = make.norm(h);
         to.q_proj = make.matrix({q, h});
         to.k_proj = make.matrix({kv, h});
         if (layer.kind == model::LayerKind::sliding) to.v_proj = make.matrix({kv, h});
         to.o_proj = make.matrix({h, q});
-        // Scores of order one: the queries are scaled down as a trained model's are.
-        to.q_norm = make.make({layer.head_dim}, 0.01f, 1.0f / std::sqrt(static_cast<float>(layer.head_dim)));
-        to.k_norm = make.norm(layer.head_dim);
+        // What attention adds is alike for all rows: much of it, and they would choose few experts.
+        to.post_attention_norm = make.make({h}, 0.03f, 0.3f);
+        // Scores of order one, since nothing divides them.
+        const float head_norm = std::sqrt(2 / std::sqrt(static_cast<float>(layer.head_dim)));
+        to.q_norm = make.make({layer.head_dim}, 0, head_norm);
+        to.k_norm = make.make({layer.head_dim}, 0, head_norm);
         to.gate_proj = make.matrix({i, h});
         to.up_proj = make.matrix({i, h});
         to.down_proj = make.matrix({h, i});
@@ -181,6 +184,7 @@ void run(model::Model& m, const Scenario& s) {
     };
     pass(false);
     pass(true);
+    backend.take_facts();
     pass(true);
     std::vector<double> times;
     for (int i = 0; i < s.steps; ++i) {
@@ -214,6 +218,9 @@ void run(model::Model& m, const Scenario& s) {
         all += weight_bytes(config, stage);
     fmt::print("  {:<12} {:8.3f} ms              {:6.2f} GB of weights, floor {:.2f} ms\n", "stages", sum,
                all / 1e9, 1e3 * all / copy_bandwidth);
+    const backend::PassFacts facts = backend.take_facts();
+    fmt::print("  experts with rows: {} at least; rows of one expert: {} at most\n", facts.fewest_experts,
+               facts.most_expert_rows);
     const RowStats& first = logits[0]->stats()[0];
     fmt::print("  first row: argmax {}, max {:.3f}, entropy {:.3f}\n", first.argmax, first.max,
                first.entropy);
@@ -223,12 +230,14 @@ void run(model::Model& m, const Scenario& s) {
 
 int main(int argc, char** argv) {
     std::vector<Scenario> scenarios;
+    int layers = 30;
     if (argc > 1) {
         Scenario s;
         for (int i = 1; i + 1 < argc; i += 2) {
             const std::string flag = argv[i];
             if (flag == "--context") s.context = std::atoll(argv[i + 1]);
             if (flag == "--batch") s.batch = std::atoi(argv[i + 1]);
+            if (flag == "--layers") layers = std::atoi(argv[i + 1]);
             if (flag == "--steps") s.steps = std::atoi(argv[i + 1]);
         }
         scenarios.push_back(s);
@@ -239,7 +248,7 @@ int main(int argc, char** argv) {
         fmt::print("device {}: {}, {}.{}, {} multiprocessors, {} of {} MiB free\n", d.index, d.name, d.major,
                    d.minor, d.multiprocessors, d.free_bytes >> 20, d.memory_bytes >> 20);
     auto backend = must(backend::make_cuda_backend(backend::Precision::bf16));
-    const model::Config config = full_size();
+    const model::Config config = full_size(layers);
     model::Model m(config, make_weights(config, *backend), *backend);
     for (const Scenario& s : scenarios) run(m, s);
     return 0;

@@ -1,6 +1,7 @@
 // The operations of backend.h on the device: each finds its inputs there and launches kernels.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <fmt/core.h>
@@ -258,6 +259,7 @@ class CudaBackend final : public Backend {
         auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * count + 1 + 2 * pairs);
         if (numbers == nullptr) return;
         Places places;
+        places.facts = facts();
         places.offsets = numbers;
         places.ready = places.offsets + count + 1;
         places.place = places.ready + count;
@@ -324,7 +326,31 @@ class CudaBackend final : public Backend {
         cuda::watch(*context_, element_, x.data, x.rows, x.cols, stage, marks());
     }
 
+    PassFacts take_facts() override {
+        context_->enter();
+        std::int32_t seen[2] = {};
+        if (facts_ != nullptr) context_->to_host(seen, facts_->data(), sizeof seen, "reading facts");
+        facts_.reset();
+        PassFacts out;
+        out.fewest_experts = seen[0], out.most_expert_rows = seen[1];
+        return out;
+    }
+
   private:
+    std::int32_t* facts() {
+        if (facts_ == nullptr) {
+            auto memory = DeviceStorage::make(*context_, 2 * sizeof(std::int32_t));
+            if (!memory) {
+                context_->fail(memory.error().kind, memory.error().message);
+                return nullptr;
+            }
+            facts_ = std::move(memory).value();
+            auto* at = static_cast<std::int32_t*>(facts_->data());
+            fill(*context_, at, 1, std::numeric_limits<std::int32_t>::max());
+            fill(*context_, at + 1, 1, 0);
+        }
+        return static_cast<std::int32_t*>(facts_->data());
+    }
     static Element cache_element(std::span<const AttentionSegment> segments) {
         return segments[0].cache.type == Dtype::bf16 ? Element::bf16 : Element::f32;
     }
@@ -336,6 +362,7 @@ class CudaBackend final : public Backend {
     std::int64_t rows_ = 0;
     std::unique_ptr<DeviceStorage> marks_;
     PinnedMemory host_marks_;
+    std::unique_ptr<DeviceStorage> facts_;  // since they were last taken
 };
 
 }  // namespace

@@ -37,9 +37,11 @@ __global__ void __launch_bounds__(sort_threads)
     }
     __syncthreads();
     if (warp == 0) {
-        int sum = 0;
+        int sum = 0, used = 0, most = 0;
         for (int e0 = 0; e0 < experts; e0 += 32) {
             const int own = e0 + lane < experts ? counts[e0 + lane] : 0;
+            used += __popc(__ballot_sync(0xFFFFFFFFu, own > 0));
+            most = max(most, own);
             int through = own;
 #pragma unroll
             for (int step = 1; step < 32; step *= 2) {
@@ -49,7 +51,12 @@ __global__ void __launch_bounds__(sort_threads)
             if (e0 + lane < experts) counts[e0 + lane] = sum + through - own;
             sum += __shfl_sync(0xFFFFFFFFu, through, 31);
         }
-        if (lane == 0) counts[experts] = sum;
+        most = __reduce_max_sync(0xFFFFFFFFu, most);
+        if (lane == 0) {
+            counts[experts] = sum;
+            out.facts[0] = min(out.facts[0], used);
+            out.facts[1] = max(out.facts[1], most);
+        }
     }
     __syncthreads();
     for (int e = static_cast<int>(threadIdx.x); e <= experts; e += sort_threads) {

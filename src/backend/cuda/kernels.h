@@ -135,6 +135,7 @@ struct Places {
     std::int32_t* offsets = nullptr;  // [experts + 1]
     std::int32_t* place = nullptr;    // [rows * k]: place of a pair
     std::int32_t* row_at = nullptr;   // [rows * k]: row of a place
+    std::int32_t* facts = nullptr;    // the fewest experts with rows and the most rows of one, so far
     std::int32_t* ready =
         nullptr;  // [experts]: how much of an expert's hidden layer is written; zero at first
 };
