@@ -9,7 +9,18 @@
 
 namespace dgemma::cli {
 
-enum class Verb : std::uint8_t { ask, eval, info, doctor, tokenize, template_text, parse, quantize, synth, bench };
+enum class Verb : std::uint8_t {
+    ask,
+    eval,
+    info,
+    doctor,
+    tokenize,
+    template_text,
+    parse,
+    quantize,
+    synth,
+    bench
+};
 
 struct VerbInfo {
     Verb verb;

@@ -1,4 +1,5 @@
-// What a checkpoint says of itself: the numbers of config.json and generation_config.json (contract/model.md 1).
+// What a checkpoint says of itself: the numbers of config.json and generation_config.json (contract/model.md
+// 1).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace dgemma::model {
 
 enum class LayerKind : std::uint8_t { sliding, full };
 
-// The geometry of one text layer. Sliding and full layers differ, and a `per_layer_config` entry may change any one.
+// The geometry of one text layer. Sliding and full layers differ, and a `per_layer_config` entry may change
+// any one.
 struct LayerConfig {
     LayerKind kind = LayerKind::sliding;
     int head_dim = 0;
@@ -56,9 +58,9 @@ struct Config {
     int canvas_length = 256;
     int pad_id = 0, bos_id = 2;
     int boi_id = 255999, eoi_id = 258882, image_id = 258880;
-    Dtype dtype = Dtype::bf16;         // of the weights as config.json names it
-    std::string quantization;          // quant_method, or empty where nothing is quantised
-    std::vector<int> eos_ids;          // config.json's own list: generation_config's goes first
+    Dtype dtype = Dtype::bf16;  // of the weights as config.json names it
+    std::string quantization;   // quant_method, or empty where nothing is quantised
+    std::vector<int> eos_ids;   // config.json's own list: generation_config's goes first
 };
 
 // The sampler a checkpoint asks for (contract/generation.md 1, 4 and 5).
@@ -79,12 +81,13 @@ struct GenerationConfig {
     int bos_id = 2;
 };
 
-// The text of config.json -> Config. `where` names the file in messages. Errors: invalid (broken JSON, a wrong type,
-// a nonsense number; names the key), unsupported (another architecture; names it and what we can run).
+// The text of config.json -> Config. `where` names the file in messages. Errors: invalid (broken JSON, a
+// wrong type, a nonsense number; names the key), unsupported (another architecture; names it and what we can
+// run).
 Result<Config> parse_config(std::string_view json, std::string_view where);
 
-// The text of generation_config.json -> GenerationConfig, both spellings of contract/model.md 1.4. Errors: as above;
-// an unknown `sampler_config` class is refused by name.
+// The text of generation_config.json -> GenerationConfig, both spellings of contract/model.md 1.4. Errors: as
+// above; an unknown `sampler_config` class is refused by name.
 Result<GenerationConfig> parse_generation_config(std::string_view json, std::string_view where);
 
 }  // namespace dgemma::model

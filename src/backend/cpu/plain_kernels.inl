@@ -250,7 +250,8 @@ void divide(float* x, std::int64_t n, float divisor, bool bf16) {
 }  // namespace
 
 const PlainKernels DGEMMA_TABLE = {
-    DGEMMA_ISA, kPanel, kVectors * kLanes, burn, tile, gelu_times, softcap, sum_squares, scale,  add,
-    add_scaled, round,  max,               exp_sum, sum_exp, entropy, divide};
+    DGEMMA_ISA, kPanel, kVectors* kLanes, burn,  tile, gelu_times, softcap, sum_squares,
+    scale,      add,    add_scaled,       round, max,  exp_sum,    sum_exp, entropy,
+    divide};
 
 }  // namespace dgemma::backend::cpu
