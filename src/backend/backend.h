@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -104,6 +105,41 @@ struct Routing {
     Mat ids;            // [n, k] of int32
     Mat weights;        // [n, k] of f32
     Mat probabilities;  // [n, E] of f32, or no data where nobody asks
+};
+
+// Queries, keys and values of a layer from its normed input x [n, H]: projected, normed by head, queries and
+// keys rotated. v_proj null: a value is the raw key projection, before its norm and rotation.
+struct AttentionInputs {
+    Mat x;
+    const Weight *q_proj = nullptr, *k_proj = nullptr, *v_proj = nullptr;
+    const Weight *q_norm = nullptr, *k_norm = nullptr;  // [D]
+    const Weight* frequencies = nullptr;                // [D/2]
+    std::span<const std::int32_t> positions;            // [n]
+    int head_dim = 0;
+    float eps = 0;
+    Mat q, k, v;  // out
+};
+
+// h = rb(h + norm(branch; norm)), and what the two branches read: dense = norm(h; dense_norm), experts =
+// norm(h; experts_norm). branch may be overwritten.
+struct AfterAttention {
+    Mat branch;  // o_proj's output [n, H]
+    const Weight *norm = nullptr, *dense_norm = nullptr, *experts_norm = nullptr;
+    float eps = 0;
+    Mat h, dense, experts;  // [n, H]; h in and out
+};
+
+// The dense MLP and the experts of a layer, which depend on each other in nothing.
+struct Branches {
+    Mat dense_in;
+    const Weight *gate = nullptr, *up = nullptr, *down = nullptr;
+    Mat dense;  // out
+    Mat h;      // what the router reads
+    RouterWeights router;
+    Routing routing;  // out
+    Mat experts_in;
+    const Weight *gate_up = nullptr, *expert_down = nullptr;
+    Mat experts;  // out
 };
 
 // The last norms of a layer: x' = rb(rb(h + norm(rb(norm(dense; dense_norm) + norm(sparse; sparse_norm));
@@ -211,6 +247,10 @@ class Backend {
     // as zero.
     virtual void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) = 0;
 
+    // Runs the operations of a pass, between its beginning and its end. A backend may record what they do
+    // and, when a pass of the same key comes again, repeat the record instead of calling them: everything
+    // that differs between such passes was given to begin_pass. key: all else that the operations depend on.
+    virtual void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations);
     // --- time. Everything from here to the next call, or to the end of the pass, belongs to `stage`.
     virtual void begin_stage(Stage) {}
     // Milliseconds of each stage since the last call; zeros where the backend does not measure.
@@ -253,6 +293,15 @@ class Backend {
     virtual void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
                          const Mat& out) = 0;
     virtual void end_layer(const LayerEnd& args) = 0;
+
+    // --- several operations in one, for backends that save by it. What they do is said by the ones they
+    // stand for, in backend.cpp.
+    virtual void attention_inputs(const AttentionInputs& args);
+    virtual void after_attention(const AfterAttention& args);
+    virtual void branches(const Branches& args);
+    // end_layer, watch, and, unless next_norm is null, next = norm(out; next_norm).
+    virtual void finish_layer(const LayerEnd& args, std::int32_t stage, const Weight* next_norm,
+                              const Mat& next);
 
     // --- the end of a pass
     // z = softcap * tanh(rb(x table^T) / softcap), zt = z / T (a true division), and the statistics of every

@@ -101,14 +101,16 @@ Status Model::encode(std::span<const Prompt> prompts, Probe* probe) {
     DGEMMA_CHECK(backend_.begin_pass(
         {.rows = rows.count, .numbers = rows.numbers(), .segments = rows.all_segments(), .canvases = {}}));
 
-    backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
-    show(probe, Probe::Stage::input, -1, x_);
-    for (std::size_t l = 0; l < weights_.layers.size(); ++l)
-        layer(l, rows, weights_.layers[l].encoder_scalar, probe);
-    if (probe != nullptr) {  // inference never needs the encoder's final norm
-        backend_.rms_norm(x_, weights_.final_norm.get(), config_.text.rms_eps, normed_);
-        show(probe, Probe::Stage::hidden, -1, normed_);
-    }
+    // Inference never needs the encoder's final norm.
+    const backend::Weight* last_norm = probe != nullptr ? weights_.final_norm.get() : nullptr;
+    run(rows, probe, {}, [&] {
+        backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
+        show(probe, Probe::Stage::input, -1, x_);
+        backend_.rms_norm(x_, weights_.layers[0].input_norm.get(), config_.text.rms_eps, normed_);
+        for (std::size_t l = 0; l < weights_.layers.size(); ++l)
+            layer(l, rows, weights_.layers[l].encoder_scalar, last_norm, probe);
+        if (probe != nullptr) show(probe, Probe::Stage::hidden, -1, normed_);
+    });
 
     // A broken key or value breaks its own row's output in the same layer, so the rows tell about the cache
     // too.
@@ -149,43 +151,50 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
     DGEMMA_CHECK(backend_.begin_pass(
         {.rows = rows.count, .numbers = rows.numbers(), .segments = rows.all_segments(), .canvases = heads}));
     const float eps = config_.text.rms_eps;
-
-    // Self-conditioned input (6.1). Without a previous pass s is zero, the branch gives exactly zero and is
-    // skipped; the norm that follows is not.
-    backend_.begin_stage(backend::Stage::self_conditioning);
-    backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
-    if (self_conditioned) {
-        for (std::size_t i = 0; i < canvases.size(); ++i) {
-            const backend::AttentionSegment& s = rows.segments(0)[i];
-            const std::size_t row_bytes =
-                static_cast<std::size_t>(branch_.cols) * backend_.activation_bytes();
-            const Mat soft{
-                static_cast<std::byte*>(branch_.data) + static_cast<std::size_t>(s.first_row) * row_bytes,
-                s.rows, branch_.cols};
-            if (canvases[i].self_condition) {
-                backend_.soft_embed(*canvases[i].logits, *weights_.embedding, weights_.embedding_scale, soft);
-            } else {
-                backend_.fill_zero(soft);
-            }
-        }
-        backend_.rms_norm(branch_, weights_.sc_pre_norm.get(), eps, normed_);
-        backend_.gated_mlp(normed_, *weights_.sc_gate, *weights_.sc_up, *weights_.sc_down, branch_);
-        backend_.add_then_norm(x_, branch_, eps, x_);
-    } else {
-        backend_.add_then_norm(x_, {}, eps, x_);
+    std::vector<std::uint64_t> key;
+    for (const Canvas& c : canvases) {
+        key.push_back(reinterpret_cast<std::uintptr_t>(c.logits));
+        key.push_back(c.self_condition ? 1 : 0);
     }
-    show(probe, Probe::Stage::input, -1, x_);
+    run(rows, probe, key, [&] {
+        // Self-conditioned input (6.1). Without a previous pass s is zero, the branch gives exactly zero and
+        // is skipped; the norm that follows is not.
+        backend_.begin_stage(backend::Stage::self_conditioning);
+        backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
+        if (self_conditioned) {
+            for (std::size_t i = 0; i < canvases.size(); ++i) {
+                const backend::AttentionSegment& s = rows.segments(0)[i];
+                const std::size_t row_bytes =
+                    static_cast<std::size_t>(branch_.cols) * backend_.activation_bytes();
+                const Mat soft{
+                    static_cast<std::byte*>(branch_.data) + static_cast<std::size_t>(s.first_row) * row_bytes,
+                    s.rows, branch_.cols};
+                if (canvases[i].self_condition) {
+                    backend_.soft_embed(*canvases[i].logits, *weights_.embedding, weights_.embedding_scale,
+                                        soft);
+                } else {
+                    backend_.fill_zero(soft);
+                }
+            }
+            backend_.rms_norm(branch_, weights_.sc_pre_norm.get(), eps, normed_);
+            backend_.gated_mlp(normed_, *weights_.sc_gate, *weights_.sc_up, *weights_.sc_down, branch_);
+            backend_.add_then_norm(x_, branch_, eps, x_);
+        } else {
+            backend_.add_then_norm(x_, {}, eps, x_);
+        }
+        show(probe, Probe::Stage::input, -1, x_);
 
-    for (std::size_t l = 0; l < weights_.layers.size(); ++l)
-        layer(l, rows, weights_.layers[l].decoder_scalar, probe);
+        backend_.rms_norm(x_, weights_.layers[0].input_norm.get(), eps, normed_);
+        for (std::size_t l = 0; l < weights_.layers.size(); ++l)
+            layer(l, rows, weights_.layers[l].decoder_scalar, weights_.final_norm.get(), probe);
 
-    backend_.begin_stage(backend::Stage::head);
-    backend_.rms_norm(x_, weights_.final_norm.get(), eps, normed_);
-    show(probe, Probe::Stage::hidden, -1, normed_);
-    backend_.head({.x = normed_,
-                   .table = weights_.embedding.get(),
-                   .softcap = config_.text.final_softcap,
-                   .canvases = heads});
+        backend_.begin_stage(backend::Stage::head);
+        show(probe, Probe::Stage::hidden, -1, normed_);
+        backend_.head({.x = normed_,
+                       .table = weights_.embedding.get(),
+                       .softcap = config_.text.final_softcap,
+                       .canvases = heads});
+    });
 
     DGEMMA_TRY(const std::span<const std::int32_t> marks, backend_.end_pass());
     for (std::size_t i = 0; i < canvases.size(); ++i) {
@@ -199,8 +208,24 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
     return {};
 }
 
-// Section 4, from x_ to x_.
-void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Probe* probe) {
+// A pass that nobody looks into may be recorded and repeated by the backend; its data stands in begin_pass.
+void Model::run(const Rows& rows, const Probe* probe, std::vector<std::uint64_t> key,
+                const std::function<void()>& operations) {
+    if (probe != nullptr) {
+        operations();
+        return;
+    }
+    key.push_back(rows.store ? 1 : 0);
+    key.push_back(reinterpret_cast<std::uintptr_t>(x_.data));  // the workspace may have grown
+    for (const backend::AttentionSegment& s : rows.segments(0))
+        key.push_back(static_cast<std::uint64_t>(s.rows));
+    backend_.run_pass(key, operations);
+}
+
+// Section 4, from x_ and its norm in normed_ to x_ and the norm that follows: the next layer's or
+// `last_norm`.
+void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, const backend::Weight* last_norm,
+                  Probe* probe) {
     const LayerConfig& kind = config_.text.layers[l];
     const LayerWeights& w = weights_.layers[l];
     const float eps = config_.text.rms_eps;
@@ -212,19 +237,19 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
     const Mat attended{heads_.data, n, q.cols};
 
     backend_.begin_stage(backend::Stage::attention);
-    backend_.rms_norm(x_, w.input_norm.get(), eps, normed_);
-    backend_.project(normed_, *w.q_proj, q);
-    backend_.project(normed_, *w.k_proj, k);
-    if (w.v_proj != nullptr) {
-        backend_.project(normed_, *w.v_proj, v);
-    } else {
-        backend_.copy(k,
-                      v);  // full layers: the value is the raw key projection, before its norm and rotation
-    }
-    backend_.norm_heads(q, kind.head_dim, w.q_norm.get(), eps, w.frequencies.get(), rows.positions());
-    backend_.norm_heads(k, kind.head_dim, w.k_norm.get(), eps, w.frequencies.get(), rows.positions());
-    backend_.norm_heads(v, kind.head_dim, nullptr, eps, nullptr, {});
-
+    backend_.attention_inputs({.x = normed_,
+                               .q_proj = w.q_proj.get(),
+                               .k_proj = w.k_proj.get(),
+                               .v_proj = w.v_proj.get(),
+                               .q_norm = w.q_norm.get(),
+                               .k_norm = w.k_norm.get(),
+                               .frequencies = w.frequencies.get(),
+                               .positions = rows.positions(),
+                               .head_dim = kind.head_dim,
+                               .eps = eps,
+                               .q = q,
+                               .k = k,
+                               .v = v});
     const std::span<const backend::AttentionSegment> segments = rows.segments(l);
     if (rows.store) backend_.store_kv(k, v, segments, rows.positions(), kind.kv_heads);
     backend_.attention(
@@ -240,34 +265,44 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Prob
          .out = attended});
     backend_.project(attended, *w.o_proj, branch_);
     show(probe, Probe::Stage::attention, number, branch_);
-    backend_.norm_then_add(branch_, *w.post_attention_norm, eps, x_, x_);  // x_ is h from here on
+    backend_.after_attention({.branch = branch_,
+                              .norm = w.post_attention_norm.get(),
+                              .dense_norm = w.dense_pre_norm.get(),
+                              .experts_norm = w.experts_pre_norm.get(),
+                              .eps = eps,
+                              .h = x_,  // x_ is h from here on
+                              .dense = normed_,
+                              .experts = experts_in_});
 
-    // Both branches start from h.
-    backend_.begin_stage(backend::Stage::dense);
-    backend_.rms_norm(x_, w.dense_pre_norm.get(), eps, normed_);
-    backend_.gated_mlp(normed_, *w.gate_proj, *w.up_proj, *w.down_proj, branch_);
-    show(probe, Probe::Stage::dense, number, branch_);
-
-    backend_.begin_stage(backend::Stage::experts);
     const backend::Routing routing{expert_ids_, expert_weights_, probe != nullptr ? probabilities_ : Mat{}};
-    backend_.route(
-        x_, {w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(), router_input_scale_, eps},
-        routing);
+    backend_.branches({.dense_in = normed_,
+                       .gate = w.gate_proj.get(),
+                       .up = w.up_proj.get(),
+                       .down = w.down_proj.get(),
+                       .dense = branch_,
+                       .h = x_,
+                       .router = {w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(),
+                                  router_input_scale_, eps},
+                       .routing = routing,
+                       .experts_in = experts_in_,
+                       .gate_up = w.gate_up.get(),
+                       .expert_down = w.expert_down.get(),
+                       .experts = sparse_});
+    show(probe, Probe::Stage::dense, number, branch_);
     show(probe, Probe::Stage::router, number, routing.probabilities);
-    backend_.rms_norm(x_, w.experts_pre_norm.get(), eps, normed_);
-    backend_.experts(normed_, routing, *w.gate_up, *w.expert_down, sparse_);
     show(probe, Probe::Stage::experts, number, sparse_);
 
-    backend_.end_layer({.residual = x_,
-                        .dense = branch_,
-                        .sparse = sparse_,
-                        .dense_norm = w.dense_post_norm.get(),
-                        .sparse_norm = w.experts_post_norm.get(),
-                        .norm = w.post_norm.get(),
-                        .scalar = scalar.get(),
-                        .eps = eps,
-                        .out = x_});
-    backend_.watch(x_, number);
+    const bool last = l + 1 == weights_.layers.size();
+    backend_.finish_layer({.residual = x_,
+                           .dense = branch_,
+                           .sparse = sparse_,
+                           .dense_norm = w.dense_post_norm.get(),
+                           .sparse_norm = w.experts_post_norm.get(),
+                           .norm = w.post_norm.get(),
+                           .scalar = scalar.get(),
+                           .eps = eps,
+                           .out = x_},
+                          number, last ? last_norm : weights_.layers[l + 1].input_norm.get(), normed_);
     show(probe, Probe::Stage::layer, number, x_);
 }
 
@@ -298,6 +333,7 @@ Status Model::prepare_workspace(std::int64_t rows) {
     };
     const Slot slots[] = {{&x_, t.hidden_size, element},
                           {&normed_, t.hidden_size, element},
+                          {&experts_in_, t.hidden_size, element},
                           {&q_, q, element},
                           {&k_, kv, element},
                           {&v_, kv, element},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -72,7 +73,10 @@ class Model {
   private:
     struct Rows;  // who the rows of a call belong to
     Status prepare_workspace(std::int64_t rows);
-    void layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, Probe* probe);
+    void run(const Rows& rows, const Probe* probe, std::vector<std::uint64_t> key,
+             const std::function<void()>& operations);
+    void layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, const backend::Weight* last_norm,
+               Probe* probe);
     void show(Probe* probe, Probe::Stage stage, int layer, const backend::Mat& values);
 
     const Config config_;
@@ -83,7 +87,7 @@ class Model {
     // Activations of a pass, grown to the largest one so far.
     std::int64_t capacity_ = 0;
     std::vector<std::unique_ptr<backend::Storage>> memory_;
-    backend::Mat x_, normed_, q_, k_, v_, heads_, branch_, sparse_, expert_ids_, expert_weights_,
+    backend::Mat x_, normed_, experts_in_, q_, k_, v_, heads_, branch_, sparse_, expert_ids_, expert_weights_,
         probabilities_;
 };
 
