@@ -59,8 +59,9 @@ Recipe recipe_of(const PlannedTensor& tensor, const Config& config, LogitShape l
     if (contains(name, "q_norm") || contains(name, "k_norm"))
         return {Kind::constant, std::sqrt(2 / std::sqrt(width))};
     if (contains(name, "post_attention_layernorm")) return {Kind::constant, 0.3f};
+    if (contains(name, "post_feedforward_layernorm.weight")) return {Kind::constant, 3};
     if (name == "model.decoder.norm.weight")
-        return {Kind::constant, logits == LogitShape::peaked ? 2.5f : 0.08f};
+        return {Kind::constant, logits == LogitShape::peaked ? 3.0f : 0.02f};
     return {Kind::constant, 1};
 }
 

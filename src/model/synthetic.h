@@ -37,6 +37,8 @@ enum class LogitShape : std::uint8_t {
 //     sqrt(head) and would look at a single key else, or at all alike if they were much smaller;
 //   * post_attention_layernorm is 0.3: what attention adds is alike for all rows of a canvas, and the more of
 //     it there is the fewer experts they choose;
+//   * post_feedforward_layernorm is 3: what the layers add outweighs the token that a row began with, whose
+//     own logit would else stand far above all others, the further the fewer layers there are;
 //   * the last norm says how peaked the logits are.
 // One embedding row in ten is three times as long as the others. That gives the logits of a row the heavy
 // tail that a peaked one needs, without the softcap flattening all of them.
