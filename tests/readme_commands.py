@@ -7,8 +7,18 @@ usage: readme_commands.py README.md
 """
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
+
+
+def is_open(command):
+    """Whether a quote in the command is still to be closed."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return False
 
 
 def commands(text):
@@ -16,7 +26,7 @@ def commands(text):
     for block in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             lines = part.split("\n")
-            while lines[0].count('"') % 2 == 1 and len(lines) > 1:  # a quoted text of several lines
+            while is_open(lines[0]) and len(lines) > 1:  # a quoted text of several lines
                 lines[:2] = [lines[0] + "\n" + lines[1]]
             yield lines[0], "\n".join(lines[1:])
 
