@@ -259,8 +259,7 @@ void affine_tile(const TileRows& rows, std::byte* codes, std::byte* scales, std:
             for (int c = 0; c < kGroup; c += kPerWord) {
                 UintVec words = {};
                 for (int j = 0; j < kPerWord; ++j) {
-                    const UintVec q =
-                        whole(code_of(block.column(c + j, part), affine, (1 << kBits) - 1.0f));
+                    const UintVec q = whole(code_of(block.column(c + j, part), affine, (1 << kBits) - 1.0f));
                     // Eight bits: byte j. Four: byte j % 4, the first four columns in the low nibbles.
                     words |= q << (8 * (j % 4) + 4 * (j / 4));
                 }
@@ -312,8 +311,7 @@ void fp8_row(const float* x, std::int64_t n, float scale, std::byte* codes) {
     });
 }
 
-void nvfp4_tile(const TileRows& rows, std::int64_t count, float global, std::byte* codes,
-                std::byte* scales) {
+void nvfp4_tile(const TileRows& rows, std::int64_t count, float global, std::byte* codes, std::byte* scales) {
     constexpr int kWidth = 16;
     // The largest element goes to 6, or to 4 with a scale half as large again, or somewhere between: steps of
     // the scale's code from the one that puts it at 6.
@@ -361,7 +359,8 @@ void nvfp4_tile(const TileRows& rows, std::int64_t count, float global, std::byt
                 std::byte* to = codes + row * (rows.cols / 2) + first / 2;
                 std::memcpy(to, &lanes[0][lane], 4);
                 std::memcpy(to + 4, &lanes[1][lane], 4);
-                scales[row * (rows.cols / kWidth) + first / kWidth] = static_cast<std::byte>(scale_codes[lane]);
+                scales[row * (rows.cols / kWidth) + first / kWidth] =
+                    static_cast<std::byte>(scale_codes[lane]);
             }
         }
     }

@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "support/shared.h"
+
 namespace dgemma {
 namespace {
 
@@ -42,7 +44,7 @@ struct Include {
     [[nodiscard]] std::string target_room() const { return fs::path(target).begin()->string(); }
 };
 
-fs::path source_root() { return fs::path(DGEMMA_SOURCE_DIR) / "src"; }
+fs::path source_root() { return testing::source_dir() / "src"; }
 
 std::vector<Include> all_includes() {
     static const std::regex form(R"(^\s*#\s*include\s*([<"])([^>"]+)[>"])");

@@ -10,6 +10,7 @@
 #include "cli/arguments.h"
 #include "cli/guards.h"
 #include "cli/help.h"
+#include "support/shared.h"
 
 namespace dgemma::cli {
 namespace {
@@ -68,7 +69,7 @@ TEST(FlagTable, HelpNamesEveryFlagOfAVerbAndNoOther) {
 }
 
 TEST(FlagTable, TheDocumentIsCurrent) {
-    std::ifstream file(DGEMMA_SOURCE_DIR "/docs/FLAGS.md");
+    std::ifstream file(testing::source_dir() / "docs/FLAGS.md");
     std::stringstream text;
     text << file.rdbuf();
     EXPECT_TRUE(text.str() == markdown_help()) << "write it anew: dgemma --help-markdown > docs/FLAGS.md";

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/scripted_reply.h"
+#include "support/shared.h"
 
 namespace dgemma::cli {
 namespace {
@@ -92,7 +93,7 @@ TEST(JsonEvents, AnErrorIsAnEventOnlyOnceThereWasAStart) {
 }
 
 TEST(JsonEvents, EveryNameAndKeyIsInTheDocument) {
-    std::ifstream file(DGEMMA_SOURCE_DIR "/docs/EVENTS.md");
+    std::ifstream file(testing::source_dir() / "docs/EVENTS.md");
     const std::string document{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     auto lines =
         events_of({{{"a"}, "<|channel>thought\nhm<channel|>So<|tool_call>call:f{}<tool_call|><turn|>"}});

@@ -34,6 +34,7 @@ std::optional<fs::path> shared_dir() {
     return dir;
 }
 
+fs::path source_dir() { return DGEMMA_SOURCE_DIR; }
 fs::path data_dir() { return fs::path(DGEMMA_SOURCE_DIR) / "tests/data"; }
 fs::path demo_dir() { return fs::path(DGEMMA_SOURCE_DIR) / "models/demo"; }
 

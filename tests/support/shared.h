@@ -20,8 +20,9 @@ namespace dgemma::testing {
 // source.
 std::optional<std::filesystem::path> shared_dir();
 
-std::filesystem::path data_dir();  // tests/data
-std::filesystem::path demo_dir();  // models/demo
+std::filesystem::path source_dir();  // the checkout
+std::filesystem::path data_dir();    // tests/data
+std::filesystem::path demo_dir();    // models/demo
 
 // goldens/hf/<name>: the copy in tests/data first, then the shared folder's. "calm-f32", "text-f32",
 // "demo-traces" (f32 only) are always there.
