@@ -126,7 +126,8 @@ struct AfterAttention {
     Mat branch;  // o_proj's output [n, H]
     const Weight *norm = nullptr, *dense_norm = nullptr, *experts_norm = nullptr;
     float eps = 0;
-    Mat h, dense, experts;  // [n, H]; h in and out
+    Mat h, dense, experts;                  // [n, H]; h in and out
+    const RouterWeights* router = nullptr;  // of the same layer: its input may be prepared with the rest
 };
 
 // The dense MLP and the experts of a layer, which depend on each other in nothing.

@@ -265,6 +265,8 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, cons
          .out = attended});
     backend_.project(attended, *w.o_proj, branch_);
     show(probe, Probe::Stage::attention, number, branch_);
+    const backend::RouterWeights router{w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(),
+                                        router_input_scale_, eps};
     backend_.after_attention({.branch = branch_,
                               .norm = w.post_attention_norm.get(),
                               .dense_norm = w.dense_pre_norm.get(),
@@ -272,7 +274,8 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, cons
                               .eps = eps,
                               .h = x_,  // x_ is h from here on
                               .dense = normed_,
-                              .experts = experts_in_});
+                              .experts = experts_in_,
+                              .router = &router});
 
     const backend::Routing routing{expert_ids_, expert_weights_, probe != nullptr ? probabilities_ : Mat{}};
     backend_.branches({.dense_in = normed_,
@@ -281,8 +284,7 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, cons
                        .down = w.down_proj.get(),
                        .dense = branch_,
                        .h = x_,
-                       .router = {w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(),
-                                  router_input_scale_, eps},
+                       .router = router,
                        .routing = routing,
                        .experts_in = experts_in_,
                        .gate_up = w.gate_up.get(),

@@ -17,6 +17,7 @@ constexpr int rows_of_block = 64;
 constexpr int threads = 256;  // eight warps: four groups of 16 rows, two halves of the keys or columns
 constexpr int pad = 8;
 constexpr int canvas_splits = 2;
+constexpr int most_splits = 4;         // of any kernel whose parts are merged here
 constexpr int least_split_keys = 256;  // fewer keys are not cut
 constexpr float log2e = 1.4426950408889634f;
 
@@ -244,9 +245,9 @@ __global__ void attention_merge_kernel(const float* sums, const float2* ends, st
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float top = -INFINITY;
     for (int s = 0; s < splits; ++s) top = fmaxf(top, ends[s * count + at].x);
-    float all = 0, share[canvas_splits];
+    float all = 0, share[most_splits];
 #pragma unroll
-    for (int s = 0; s < canvas_splits; ++s) {
+    for (int s = 0; s < most_splits; ++s) {
         const float2 end = s < splits ? ends[s * count + at] : make_float2(-INFINITY, 0);
         share[s] = end.x == -INFINITY ? 0.0f : exp2f((end.x - top) * log2e);
         all += share[s] * end.y;
@@ -254,7 +255,7 @@ __global__ void attention_merge_kernel(const float* sums, const float2* ends, st
     for (int d = 2 * lane; d < dim; d += 64) {
         float low = 0, high = 0;
 #pragma unroll
-        for (int s = 0; s < canvas_splits; ++s) {
+        for (int s = 0; s < most_splits; ++s) {
             if (s >= splits || share[s] == 0.0f) continue;
             const float2 x = *reinterpret_cast<const float2*>(sums + (s * count + at) * dim + d);
             low += share[s] * x.x, high += share[s] * x.y;
@@ -279,9 +280,7 @@ void launch(Context& c, const AttentionPointers& p) {
     kernel<<<grid, threads, bytes, c.stream()>>>(p, splits, sums, ends);
     c.check(cudaGetLastError(), "attention");
     if (splits > 1) {
-        attention_merge_kernel<<<static_cast<unsigned>((count + 7) / 8), 256, 0, c.stream()>>>(
-            sums, ends, count, Dim, splits, static_cast<bf16*>(p.out));
-        c.check(cudaGetLastError(), "attention");
+        merge_attention(c, sums, ends, count, Dim, splits, p.out);
     }
 }
 
@@ -298,6 +297,13 @@ void launch_fitting(Context& c, const AttentionPointers& p) {
 }
 
 }  // namespace
+
+void merge_attention(Context& c, const float* sums, const float2* ends, std::int64_t count, int dim,
+                     int splits, void* out) {
+    attention_merge_kernel<<<static_cast<unsigned>((count + 7) / 8), 256, 0, c.stream()>>>(
+        sums, ends, count, dim, splits, static_cast<bf16*>(out));
+    c.check(cudaGetLastError(), "attention");
+}
 
 bool attention_mma_fits(const Context& c, int head_dim) {
     switch (head_dim) {

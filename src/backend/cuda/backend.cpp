@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/core.h>
@@ -51,6 +53,7 @@ class CudaBackend final : public Backend {
 
     void set_logits(Logits& logits, std::span<const float> zt) override {
         context_->enter();
+        settle();
         auto& own = static_cast<DeviceLogits&>(logits);
         upload(zt, {own.scores(), own.rows(), own.vocab()});
         own.take_statistics(0, nullptr);
@@ -58,6 +61,7 @@ class CudaBackend final : public Backend {
 
     void download(const Mat& from, std::span<float> to) override {
         context_->enter();
+        settle();
         if (element_ == Element::f32) {
             context_->to_host(to.data(), from.data, to.size_bytes(), "reading results");
             return;
@@ -69,6 +73,7 @@ class CudaBackend final : public Backend {
 
     void upload(std::span<const float> from, const Mat& to) override {
         context_->enter();
+        settle();
         if (element_ == Element::f32) {
             context_->to_device(to.data, from.data(), from.size_bytes(), "uploading values");
         } else {
@@ -81,15 +86,18 @@ class CudaBackend final : public Backend {
 
     void read_memory(const void* from, std::span<std::byte> to) override {
         context_->enter();
+        settle();
         context_->to_host(to.data(), from, to.size(), "reading memory");
     }
 
     void fill_zero(const Mat& to) override {
+        settle();
         const auto bytes = static_cast<std::size_t>(to.rows * to.cols) * activation_bytes();
         context_->check(cudaMemsetAsync(to.data, 0, bytes, context_->stream()), "filling with zeros");
     }
 
     void copy(const Mat& from, const Mat& to) override {
+        settle();
         const auto bytes = static_cast<std::size_t>(from.rows * from.cols) * activation_bytes();
         context_->check(
             cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, context_->stream()),
@@ -101,12 +109,14 @@ class CudaBackend final : public Backend {
     Status begin_pass(const PassInputs& inputs) override {
         context_->enter();
         DGEMMA_CHECK(context_->take_failure());
+        forget_unsettled();
         DGEMMA_CHECK(inputs_.stage(inputs));
         const auto rows = static_cast<std::size_t>(inputs.rows);
         if (marks_ == nullptr || marks_->bytes() < rows * sizeof(std::int32_t)) {
             marks_.reset();
             DGEMMA_TRY(marks_, DeviceStorage::make(*context_, 2 * rows * sizeof(std::int32_t)));
             DGEMMA_CHECK(host_marks_.reserve(2 * rows * sizeof(std::int32_t)));
+            context_->memory_moved();
         }
         rows_ = inputs.rows;
         fill(*context_, marks(), rows_, -1);
@@ -115,6 +125,7 @@ class CudaBackend final : public Backend {
 
     Result<std::span<const std::int32_t>> end_pass() override {
         context_->enter();
+        settle();
         const auto bytes = static_cast<std::size_t>(rows_) * sizeof(std::int32_t);
         context_->to_host(host_marks_.data(), marks_ == nullptr ? nullptr : marks(), bytes, "a pass");
         inputs_.forget();
@@ -123,14 +134,31 @@ class CudaBackend final : public Backend {
                                              static_cast<std::size_t>(rows_));
     }
 
+    // The first pass of a key runs as it comes, since working memory may still grow; the second is recorded.
+    void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations) override {
+        if (context_->failed() || context_->profiling()) return operations();
+        Recording& recording = recordings_[{key.begin(), key.end()}];
+        if (recording.graph != nullptr && recording.generation == context_->generation()) {
+            context_->check(cudaGraphLaunch(recording.graph.get(), context_->stream()), "repeating a pass");
+            return;
+        }
+        const bool ready = recording.generation == context_->generation();
+        recording.graph.reset();
+        if (!ready || !record(operations, recording)) {
+            operations();
+            recording.generation = context_->generation();
+        }
+        if (recordings_.size() > most_recordings) recordings_.clear();
+    }
+
     void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
-        const Context::Stage stage(*context_, "embed");
+        const Operation operation(*this, "embed");
         const auto on_device = inputs_.numbers(ids);
         cuda::embed(*context_, element_, on_device.get(), device(table).matrix(), scale, out.rows, out.data);
     }
 
     void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override {
-        const Context::Stage stage(*context_, "soft embed");
+        const Operation operation(*this, "soft embed");
         auto& logits = static_cast<DeviceLogits&>(previous);
         const DeviceMatrix& matrix = device(table).matrix();
         const std::int64_t vocab = logits.vocab(), rows = out.rows;
@@ -153,44 +181,40 @@ class CudaBackend final : public Backend {
     }
 
     void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override {
-        const Context::Stage stage(*context_, "norms");
+        const Operation operation(*this, "norms");
         cuda::add_then_norm(*context_, element_, a.data, b.data, a.rows, a.cols, eps, out.data);
     }
 
     // --- norms and projections
 
     void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) override {
-        const Context::Stage stage(*context_, "norms");
+        const Operation operation(*this, "norms");
         cuda::rms_norm(*context_, element_, x.data, vector_or_null(weight), x.rows, x.cols, eps, out.data);
     }
 
     void norm_then_add(const Mat& x, const Weight& weight, float eps, const Mat& residual,
                        const Mat& out) override {
-        const Context::Stage stage(*context_, "norms");
+        const Operation operation(*this, "norms");
         cuda::norm_then_add(*context_, element_, x.data, device(weight).vector(), residual.data, x.rows,
                             x.cols, eps, out.data);
     }
 
     void project(const Mat& x, const Weight& weight, const Mat& out) override {
-        const Context::Stage stage(*context_, "projections");
-        multiply(*context_, element_, x.data, x.rows, device(weight).matrix(), {}, element_, out.data);
+        const Operation operation(*this, "projections");
+        project_unsettled(x.data, x.rows, device(weight).matrix(), out);
     }
 
     void gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
                    const Mat& out) override {
-        const Context::Stage stage(*context_, "dense");
-        const std::int64_t width = gate.shape()[0];
-        void* act = context_->scratch(Scratch::activation,
-                                      static_cast<std::size_t>(x.rows * width) * size_of(element_));
-        multiply_gated(*context_, element_, x.data, x.rows, device(gate).matrix(), device(up).matrix(), act);
-        multiply(*context_, element_, act, x.rows, device(down).matrix(), {}, element_, out.data);
+        const Operation operation(*this, "dense");
+        gated_mlp_unsettled(x, gate, up, down, out);
     }
 
     // --- attention
 
     void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps, const Weight* frequencies,
                     std::span<const std::int32_t> positions) override {
-        const Context::Stage stage(*context_, "heads");
+        const Operation operation(*this, "heads");
         const auto on_device =
             inputs_.numbers(frequencies == nullptr ? std::span<const std::int32_t>{} : positions);
         const HeadsPart part{x.data, static_cast<int>(x.cols / head_dim), vector_or_null(weight),
@@ -198,9 +222,54 @@ class CudaBackend final : public Backend {
         cuda::norm_heads(*context_, element_, &part, 1, x.rows, head_dim, eps, on_device.get());
     }
 
+    void attention_inputs(const AttentionInputs& a) override {
+        const DeviceMatrix weights[] = {device(*a.q_proj).matrix(), device(*a.k_proj).matrix(),
+                                        a.v_proj == nullptr ? DeviceMatrix{} : device(*a.v_proj).matrix()};
+        void* const outs[] = {a.q.data, a.k.data, a.v.data};
+        const int count = a.v_proj == nullptr ? 2 : 3;
+        {
+            const Operation operation(*this, "projections");
+            if (std::all_of(weights, weights + count,
+                            [&](const DeviceMatrix& w) { return on_hopper(a.x.data, w); })) {
+                sm90_multiply(*context_, a.x.data, a.x.rows, weights, outs, count, nullptr);
+            } else {
+                for (int i = 0; i < count; ++i)
+                    multiply(*context_, element_, a.x.data, a.x.rows, weights[i], {}, element_, outs[i]);
+            }
+        }
+        const Operation operation(*this, "heads");
+        const auto positions = inputs_.numbers(a.positions);
+        const auto heads = [&](const Mat& m) { return static_cast<int>(m.cols / a.head_dim); };
+        const float* frequencies = vector_or_null(a.frequencies);
+        const HeadsPart parts[] = {
+            {a.q.data, heads(a.q), vector_or_null(a.q_norm), frequencies},
+            // Where there is no value projection, the value is the key's before norm and rotation.
+            {a.k.data, heads(a.k), vector_or_null(a.k_norm), frequencies, count == 2 ? a.v.data : nullptr},
+            {a.v.data, heads(a.v), nullptr, nullptr}};
+        cuda::norm_heads(*context_, element_, parts, count, a.x.rows, a.head_dim, a.eps, positions.get());
+    }
+
+    void after_attention(const AfterAttention& a) override {
+        const Operation operation(*this, "norms", keep);
+        if (unsettled_sum_.target != a.branch.data) settle();
+        AfterAttentionPointers p{};
+        p.branch = take_addends(a.branch);
+        settle();
+        p.norm = vector_or_null(a.norm), p.dense_norm = vector_or_null(a.dense_norm);
+        p.experts_norm = vector_or_null(a.experts_norm);
+        p.h = a.h.data, p.dense = a.dense.data, p.experts = a.experts.data;
+        if (a.router != nullptr) {
+            p.router_scale = device(*a.router->scale).vector();
+            p.router_input_scale = a.router->input_scale;
+            p.router_in = router_input_of(a.h);
+        }
+        cuda::after_attention(*context_, element_, p, a.h.rows, a.h.cols, a.eps);
+        routed_h_ = a.router != nullptr ? a.h.data : nullptr;
+    }
+
     void store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
                   std::span<const std::int32_t> positions, int kv_heads) override {
-        const Context::Stage stage(*context_, "heads");
+        const Operation operation(*this, "heads");
         if (segments.empty()) return;
         const auto on_device = inputs_.segments(segments);
         const auto numbers = inputs_.numbers(positions);
@@ -210,7 +279,7 @@ class CudaBackend final : public Backend {
     }
 
     void attention(const AttentionArgs& args) override {
-        const Context::Stage stage(*context_, "attention");
+        const Operation operation(*this, "attention");
         if (args.segments.empty()) return;
         const auto segments = inputs_.segments(args.segments);
         const auto begin = inputs_.numbers(args.key_begin), end = inputs_.numbers(args.key_end);
@@ -231,69 +300,70 @@ class CudaBackend final : public Backend {
     // --- experts
 
     void route(const Mat& h, const RouterWeights& weights, const Routing& out) override {
-        const Context::Stage stage(*context_, "router");
-        const DeviceMatrix& proj = device(*weights.proj).matrix();
-        void* a = context_->scratch(Scratch::router_input,
-                                    static_cast<std::size_t>(h.rows * h.cols) * size_of(element_));
-        router_input(*context_, element_, h.data, device(*weights.scale).vector(), weights.input_scale,
-                     h.rows, h.cols, weights.eps, a);
-        const bool units = parts_fit(element_, proj, false);
-        const std::int64_t parts = units ? std::clamp<std::int64_t>(h.cols / 256, 1, 16) : 1;
-        float* sums = context_->scratch<float>(Scratch::router_logits, parts * h.rows * proj.outs);
-        if (units) {
-            multiply_parts(*context_, a, h.rows, proj, false, parts, sums);
-        } else {
-            multiply_any(*context_, element_, a, h.rows, proj, false, {}, Element::f32, sums);
-        }
-        choose_experts(*context_, element_, sums, parts, device(*weights.per_expert_scale).vector(), h.rows,
-                       proj.outs, out.ids.cols, static_cast<std::int32_t*>(out.ids.data),
-                       static_cast<float*>(out.weights.data), static_cast<float*>(out.probabilities.data));
+        const Operation operation(*this, "router");
+        routed_h_ = nullptr;
+        route_now(h, weights, out);
     }
 
     void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
                  const Mat& out) override {
-        const Context::Stage stage(*context_, "experts");
-        const DeviceMatrix &first = device(gate_up).matrix(), &second = device(down).matrix();
-        const std::int64_t k = routing.ids.cols, pairs = x.rows * k, width = second.ins, count = first.groups;
-        const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
-        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * count + 1 + 2 * pairs);
-        if (numbers == nullptr) return;
-        Places places;
-        places.facts = facts();
-        places.offsets = numbers;
-        places.ready = places.offsets + count + 1;
-        places.place = places.ready + count;
-        places.row_at = places.place + pairs;
-        const auto matrix = [&](Scratch which, std::int64_t cols) {
-            return context_->scratch(which, static_cast<std::size_t>(pairs * cols) * size_of(element_));
-        };
-        void* sorted = matrix(Scratch::sorted_rows, x.cols);
-        void* act = matrix(Scratch::activation, width);
-        void* y = matrix(Scratch::expert_rows, x.cols);
+        const Operation operation(*this, "experts");
+        experts_unsettled(x, routing, gate_up, down, out);
+        settle();
+    }
+
+    // The dense MLP runs beside the router and the order of the experts, which leave the card idle.
+    void branches(const Branches& b) override {
+        const Operation operation(*this, nullptr, keep);
+        settle();
+        const bool beside = on_hopper(b.dense_in.data, device(*b.gate).matrix()) &&
+                            on_hopper(b.dense_in.data, device(*b.gate_up).matrix());
+        if (beside) context_->fork();
         {
-            const Context::Stage sorting(*context_, "expert order");
-            sort_by_expert(*context_, ids, x.rows, k, count, places);
-            gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
+            const Context::Stage stage(*context_, "dense");
+            gated_mlp_unsettled(b.dense_in, *b.gate, *b.up, *b.down, b.dense);
         }
-        if (context_->hopper() && parts_fit(element_, first, false) && parts_fit(element_, second, false) &&
-            sm90_experts_fit(count, x.cols, width)) {
-            sm90_experts(*context_, sorted, pairs, first, second, places, act, y);
+        if (beside) {
+            context_->main();
         } else {
-            const Groups groups{places.offsets, count};
-            void* gu = matrix(Scratch::gate, 2 * width);
-            // An expert has at most one row of each token.
-            multiply(*context_, element_, sorted, x.rows, first, groups, element_, gu);
-            gelu_times(*context_, element_, gu,
-                       static_cast<std::byte*>(gu) + static_cast<std::size_t>(width) * size_of(element_),
-                       pairs, width, 2 * width, act);
-            multiply(*context_, element_, act, x.rows, second, groups, element_, y);
+            settle();
         }
-        combine_experts(*context_, element_, y, places.place, static_cast<const float*>(routing.weights.data),
-                        x.rows, k, x.cols, out.data);
+        {
+            const Context::Stage stage(*context_, "router");
+            route_now(b.h, b.router, b.routing);
+        }
+        {
+            const Context::Stage stage(*context_, "experts");
+            experts_unsettled(b.experts_in, b.routing, *b.gate_up, *b.expert_down, b.experts);
+        }
+        if (beside) context_->join();
+    }
+
+    void finish_layer(const LayerEnd& a, std::int32_t stage, const Weight* next_norm,
+                      const Mat& next) override {
+        const Operation operation(*this, "norms", keep);
+        FinishLayerPointers p{};
+        if (unsettled_sum_.target != a.dense.data) settle_sum();
+        p.dense = take_addends(a.dense);
+        if (unsettled_experts_.target == a.sparse.data) {
+            p.y = unsettled_experts_.y, p.place = unsettled_experts_.place;
+            p.weights = unsettled_experts_.weights, p.k = unsettled_experts_.k;
+            unsettled_experts_ = {};
+        } else {
+            settle();
+            p.sparse = a.sparse.data;
+        }
+        p.residual = a.residual.data;
+        p.dense_norm = vector_or_null(a.dense_norm), p.sparse_norm = vector_or_null(a.sparse_norm);
+        p.norm = vector_or_null(a.norm), p.scalar = vector_or_null(a.scalar);
+        p.out = a.out.data;
+        p.stage = stage, p.marks = marks();
+        p.next_norm = vector_or_null(next_norm), p.next = next.data;
+        cuda::finish_layer(*context_, element_, p, a.residual.rows, a.residual.cols, a.eps);
     }
 
     void end_layer(const LayerEnd& args) override {
-        const Context::Stage stage(*context_, "norms");
+        const Operation operation(*this, "norms");
         const LayerEndPointers p{args.residual.data,
                                  args.dense.data,
                                  args.sparse.data,
@@ -308,7 +378,7 @@ class CudaBackend final : public Backend {
     // --- the end of a pass
 
     void head(const HeadArgs& args) override {
-        const Context::Stage stage(*context_, "head");
+        const Operation operation(*this, "head");
         for (const HeadArgs::Canvas& canvas : args.canvases) {
             auto& logits = static_cast<DeviceLogits&>(*canvas.logits);
             const auto temperature = inputs_.temperature(canvas);
@@ -322,21 +392,163 @@ class CudaBackend final : public Backend {
     }
 
     void watch(const Mat& x, std::int32_t stage) override {
-        const Context::Stage span(*context_, "watch");
+        const Operation operation(*this, "watch");
         cuda::watch(*context_, element_, x.data, x.rows, x.cols, stage, marks());
     }
 
     PassFacts take_facts() override {
         context_->enter();
-        std::int32_t seen[2] = {};
-        if (facts_ != nullptr) context_->to_host(seen, facts_->data(), sizeof seen, "reading facts");
-        facts_.reset();
         PassFacts out;
-        out.fewest_experts = seen[0], out.most_expert_rows = seen[1];
+        if (facts_ == nullptr) return out;
+        std::int32_t seen[2] = {};
+        context_->to_host(seen, facts_->data(), sizeof seen, "reading facts");
+        clear_facts();
+        if (seen[1] > 0) out.fewest_experts = seen[0], out.most_expert_rows = seen[1];
         return out;
     }
 
   private:
+    // The frame of every operation: what an earlier one left to a later one is done now, unless this is the
+    // later one.
+    enum Unsettled : std::uint8_t { settle_first, keep };
+    class Operation {
+      public:
+        Operation(CudaBackend& backend, const char* stage, Unsettled unsettled = settle_first)
+            : settled_(unsettled == settle_first ? &backend.settle() : &backend),
+              stage_(backend.context(), stage) {}
+
+      private:
+        CudaBackend* settled_;
+        Context::Stage stage_;
+    };
+
+    [[nodiscard]] bool on_hopper(const void* x, const DeviceMatrix& weight) const {
+        return context_->hopper() && parts_fit(element_, weight, false) && sm90_fits(x, weight);
+    }
+
+    // --- results that wait for the operation that reads them, which can finish them on the way
+    struct UnsettledSum {
+        void* target = nullptr;  // of rb(sum over parts)
+        const float* sums = nullptr;
+        std::int64_t parts = 0, count = 0;
+    };
+    struct UnsettledExperts {
+        void* target = nullptr;
+        const void* y = nullptr;
+        const std::int32_t* place = nullptr;
+        const float* weights = nullptr;
+        std::int64_t rows = 0, k = 0, cols = 0;
+    };
+    void settle_sum() {
+        if (unsettled_sum_.target == nullptr) return;
+        const UnsettledSum& s = unsettled_sum_;
+        add_parts(*context_, element_, s.sums, s.parts, s.count, s.target);
+        unsettled_sum_ = {};
+    }
+    CudaBackend& settle() {
+        settle_sum();
+        if (unsettled_experts_.target != nullptr) {
+            const UnsettledExperts& e = unsettled_experts_;
+            combine_experts(*context_, element_, e.y, e.place, e.weights, e.rows, e.k, e.cols, e.target);
+            unsettled_experts_ = {};
+        }
+        return *this;
+    }
+    void forget_unsettled() {
+        unsettled_sum_ = {};
+        unsettled_experts_ = {};
+    }
+    Addends take_addends(const Mat& m) {
+        if (unsettled_sum_.target != m.data) return {m.data, nullptr, 0};
+        const Addends out{nullptr, unsettled_sum_.sums, unsettled_sum_.parts};
+        unsettled_sum_ = {};
+        return out;
+    }
+
+    void project_unsettled(const void* x, std::int64_t rows, const DeviceMatrix& weight, const Mat& out) {
+        if (!on_hopper(x, weight)) {
+            multiply(*context_, element_, x, rows, weight, {}, element_, out.data);
+            return;
+        }
+        float* sums = nullptr;
+        const std::int64_t parts = sm90_multiply(*context_, x, rows, &weight, &out.data, 1, &sums);
+        if (parts > 1) unsettled_sum_ = {out.data, sums, parts, rows * weight.outs};
+    }
+
+    void gated_mlp_unsettled(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
+                             const Mat& out) {
+        const std::int64_t width = gate.shape()[0];
+        void* act = context_->scratch(Scratch::activation,
+                                      static_cast<std::size_t>(x.rows * width) * size_of(element_));
+        multiply_gated(*context_, element_, x.data, x.rows, device(gate).matrix(), device(up).matrix(), act);
+        project_unsettled(act, x.rows, device(down).matrix(), out);
+    }
+
+    void* router_input_of(const Mat& h) {
+        return context_->scratch(Scratch::router_input,
+                                 static_cast<std::size_t>(h.rows * h.cols) * size_of(element_));
+    }
+
+    void route_now(const Mat& h, const RouterWeights& weights, const Routing& out) {
+        const DeviceMatrix& proj = device(*weights.proj).matrix();
+        void* a = router_input_of(h);
+        if (routed_h_ != h.data) {
+            router_input(*context_, element_, h.data, device(*weights.scale).vector(), weights.input_scale,
+                         h.rows, h.cols, weights.eps, a);
+        }
+        routed_h_ = nullptr;
+        const bool units = parts_fit(element_, proj, false);
+        const std::int64_t parts = units ? std::clamp<std::int64_t>(h.cols / 256, 1, 16) : 1;
+        float* sums = context_->scratch<float>(Scratch::router_logits, parts * h.rows * proj.outs);
+        if (units) {
+            multiply_parts(*context_, a, h.rows, proj, false, parts, sums);
+        } else {
+            multiply_any(*context_, element_, a, h.rows, proj, false, {}, Element::f32, sums);
+        }
+        choose_experts(*context_, element_, sums, parts, device(*weights.per_expert_scale).vector(), h.rows,
+                       proj.outs, out.ids.cols, static_cast<std::int32_t*>(out.ids.data),
+                       static_cast<float*>(out.weights.data), static_cast<float*>(out.probabilities.data));
+    }
+
+    void experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
+                           const Mat& out) {
+        const DeviceMatrix &first = device(gate_up).matrix(), &second = device(down).matrix();
+        const std::int64_t k = routing.ids.cols, pairs = x.rows * k, width = second.ins, count = first.groups;
+        const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * count + 1 + 2 * pairs);
+        Places places;
+        places.facts = facts();
+        if (numbers == nullptr || places.facts == nullptr) return;
+        places.offsets = numbers;
+        places.ready = places.offsets + count + 1;
+        places.place = places.ready + count;
+        places.row_at = places.place + pairs;
+        const auto matrix = [&](Scratch which, std::int64_t cols) {
+            return context_->scratch(which, static_cast<std::size_t>(pairs * cols) * size_of(element_));
+        };
+        void* sorted = matrix(Scratch::sorted_rows, x.cols);
+        void* act = matrix(Scratch::expert_hidden, width);
+        void* y = matrix(Scratch::expert_rows, x.cols);
+        sort_by_expert(*context_, ids, x.rows, k, count, places);
+        gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
+        if (context_->hopper() && parts_fit(element_, first, false) && parts_fit(element_, second, false) &&
+            sm90_experts_fit(count, x.cols, width)) {
+            sm90_experts(*context_, sorted, pairs, first, second, places, act, y);
+        } else {
+            const Groups groups{places.offsets, count};
+            void* gu = matrix(Scratch::gate, 2 * width);
+            // An expert has at most one row of each token.
+            multiply(*context_, element_, sorted, x.rows, first, groups, element_, gu);
+            gelu_times(*context_, element_, gu,
+                       static_cast<std::byte*>(gu) + static_cast<std::size_t>(width) * size_of(element_),
+                       pairs, width, 2 * width, act);
+            multiply(*context_, element_, act, x.rows, second, groups, element_, y);
+        }
+        unsettled_experts_ = {out.data, y, places.place, static_cast<const float*>(routing.weights.data),
+                              x.rows,   k, x.cols};
+    }
+
+    // --- facts
     std::int32_t* facts() {
         if (facts_ == nullptr) {
             auto memory = DeviceStorage::make(*context_, 2 * sizeof(std::int32_t));
@@ -345,12 +557,51 @@ class CudaBackend final : public Backend {
                 return nullptr;
             }
             facts_ = std::move(memory).value();
-            auto* at = static_cast<std::int32_t*>(facts_->data());
-            fill(*context_, at, 1, std::numeric_limits<std::int32_t>::max());
-            fill(*context_, at + 1, 1, 0);
+            clear_facts();
         }
         return static_cast<std::int32_t*>(facts_->data());
     }
+    void clear_facts() {
+        auto* at = static_cast<std::int32_t*>(facts_->data());
+        fill(*context_, at, 1, std::numeric_limits<std::int32_t>::max());
+        fill(*context_, at + 1, 1, 0);
+    }
+
+    // --- recorded passes
+    static constexpr std::size_t most_recordings = 64;
+    struct DestroyGraph {
+        void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+    };
+    struct Recording {
+        std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, DestroyGraph> graph;
+        std::uint64_t generation = ~std::uint64_t{0};  // of working memory when the key was last seen
+    };
+    // Records the operations and runs the record. False: nothing ran, because the device would not record
+    // them.
+    bool record(const std::function<void()>& operations, Recording& recording) {
+        cudaStream_t stream = context_->stream();
+        if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+            cudaGetLastError();
+            return false;
+        }
+        operations();
+        settle();
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t executable = nullptr;
+        const bool captured = cudaStreamEndCapture(stream, &graph) == cudaSuccess && !context_->failed() &&
+                              cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess;
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        if (!captured) {
+            cudaGetLastError();
+            (void)context_->take_failure();
+            return false;
+        }
+        recording.graph.reset(executable);
+        recording.generation = context_->generation();
+        context_->check(cudaGraphLaunch(executable, stream), "running a recorded pass");
+        return true;
+    }
+
     static Element cache_element(std::span<const AttentionSegment> segments) {
         return segments[0].cache.type == Dtype::bf16 ? Element::bf16 : Element::f32;
     }
@@ -363,6 +614,10 @@ class CudaBackend final : public Backend {
     std::unique_ptr<DeviceStorage> marks_;
     PinnedMemory host_marks_;
     std::unique_ptr<DeviceStorage> facts_;  // since they were last taken
+    UnsettledSum unsettled_sum_;
+    UnsettledExperts unsettled_experts_;
+    const void* routed_h_ = nullptr;  // the h whose router input stands in Scratch::router_input
+    std::map<std::vector<std::uint64_t>, Recording> recordings_;
 };
 
 }  // namespace

@@ -69,6 +69,10 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
     }
     context->enter();
     context->check(cudaStreamCreateWithFlags(&context->stream_, cudaStreamNonBlocking), "creating a stream");
+    context->check(cudaStreamCreateWithFlags(&context->side_, cudaStreamNonBlocking), "creating a stream");
+    context->check(cudaEventCreateWithFlags(&context->forked_, cudaEventDisableTiming), "creating an event");
+    context->check(cudaEventCreateWithFlags(&context->joined_, cudaEventDisableTiming), "creating an event");
+    context->current_ = context->stream_;
     // Freed pages of a cache are kept for the next request.
     cudaMemPool_t pool = nullptr;
     context->check(cudaDeviceGetDefaultMemPool(&pool, options.device), "opening the memory pool");
@@ -85,6 +89,7 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
 Context::~Context() {
     enter();
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    if (side_ != nullptr) cudaStreamSynchronize(side_);
     for (const Piece& piece : scratch_) {
         if (piece.memory != nullptr) cudaFree(piece.memory);
     }
@@ -92,8 +97,25 @@ Context::~Context() {
         cudaEventDestroy(mark.begin);
         cudaEventDestroy(mark.end);
     }
+    if (forked_ != nullptr) cudaEventDestroy(forked_);
+    if (joined_ != nullptr) cudaEventDestroy(joined_);
+    if (side_ != nullptr) cudaStreamDestroy(side_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
     cudaGetLastError();
+}
+
+void Context::fork() {
+    if (profiling_) return;
+    check(cudaEventRecord(forked_, stream_), "forking");
+    check(cudaStreamWaitEvent(side_, forked_, 0), "forking");
+    current_ = side_;
+}
+
+void Context::join() {
+    main();
+    if (profiling_) return;
+    check(cudaEventRecord(joined_, side_), "joining");
+    check(cudaStreamWaitEvent(stream_, joined_, 0), "joining");
 }
 
 void Context::enter() const { cudaSetDevice(device_); }
@@ -139,6 +161,7 @@ void* Context::scratch(Scratch which, std::size_t bytes) {
             return nullptr;
         }
         piece = {memory, bytes};
+        memory_moved();
     }
     return piece.memory;
 }
@@ -207,7 +230,7 @@ thread_local bool inside_stage = false;
 }
 
 Context::Stage::Stage(Context& context, const char* name) : context_(context) {
-    if (!context.profiling_ || inside_stage) return;
+    if (name == nullptr || !context.profiling_ || inside_stage) return;
     inside_stage = outermost_ = true;
     Mark mark{name, nullptr, nullptr};
     context.check(cudaEventCreate(&mark.begin), "measuring");

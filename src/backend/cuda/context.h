@@ -28,6 +28,7 @@ enum class Scratch : std::uint8_t {
     router_input,
     router_logits,
     sorted_rows,     // expert inputs, rows sorted by expert
+    expert_hidden,   // what lies between an expert's matrices, in the same order
     expert_rows,     // expert outputs, in the same order
     places,          // int32: who stands where in that order
     attention_sums,  // f32 partial outputs of attention
@@ -43,7 +44,12 @@ class Context {
     Context(const Context&) = delete;
     Context& operator=(const Context&) = delete;
 
-    [[nodiscard]] cudaStream_t stream() const { return stream_; }
+    [[nodiscard]] cudaStream_t stream() const { return current_; }
+    // What follows until `main` goes to a second stream, after all that was put on the first so far; `join`
+    // makes the first wait for it. Both fall away while times are taken, so that they can be told apart.
+    void fork();
+    void main() { current_ = stream_; }
+    void join();
     [[nodiscard]] int multiprocessors() const { return multiprocessors_; }
     [[nodiscard]] int shared_limit() const { return shared_limit_; }  // bytes a block may opt in to
     [[nodiscard]] bool hopper() const { return hopper_; }  // compiled for, running on and allowed to use it
@@ -57,6 +63,10 @@ class Context {
     void fail(ErrorKind kind, std::string message);
     [[nodiscard]] bool failed() const { return failure_.has_value(); }
     Status take_failure();
+
+    // Changes whenever working memory moves: what was recorded before names memory that is gone.
+    [[nodiscard]] std::uint64_t generation() const { return generation_; }
+    void memory_moved() { ++generation_; }
 
     // Null after a failure.
     void* scratch(Scratch which, std::size_t bytes);
@@ -74,6 +84,7 @@ class Context {
 
     // --- measurements
     class Stage;
+    [[nodiscard]] bool profiling() const { return profiling_; }
     void begin_profile();
     std::vector<CudaStageTime> end_profile();
 
@@ -81,7 +92,9 @@ class Context {
     Context() = default;
 
     int device_ = 0;
-    cudaStream_t stream_ = nullptr;
+    cudaStream_t stream_ = nullptr, side_ = nullptr, current_ = nullptr;
+    cudaEvent_t forked_ = nullptr, joined_ = nullptr;
+    std::uint64_t generation_ = 0;
     int multiprocessors_ = 0, shared_limit_ = 0;
     bool hopper_ = false;
     std::optional<Error> failure_;

@@ -19,7 +19,7 @@ void multiply(Context& c, Element x_type, const void* x, std::int64_t rows, cons
     if (!on_matrix_units(x_type, weight, false)) {
         multiply_any(c, x_type, x, rows, weight, false, groups, out_type, out);
     } else if (c.hopper() && groups.offsets == nullptr && out_type == Element::bf16 && sm90_fits(x, weight)) {
-        sm90_multiply(c, x, rows, &weight, &out, 1);
+        sm90_multiply(c, x, rows, &weight, &out, 1, nullptr);
     } else {
         multiply_mma(c, x, rows, weight, false, groups, 0, out_type, out);
     }
@@ -54,7 +54,10 @@ void multiply_parts(Context& c, const void* x, std::int64_t rows, const DeviceMa
 }
 
 void attention(Context& c, Element type, Element cache, const AttentionPointers& p) {
-    if (type == Element::bf16 && cache == Element::bf16 && attention_mma_fits(c, p.head_dim)) {
+    if (type == Element::bf16 && cache == Element::bf16 && c.hopper() &&
+        (p.head_dim == 256 || p.head_dim == 512)) {
+        sm90_attention(c, p);
+    } else if (type == Element::bf16 && cache == Element::bf16 && attention_mma_fits(c, p.head_dim)) {
         attention_mma(c, p);
     } else {
         attention_any(c, type, cache, p);

@@ -9,64 +9,72 @@ namespace {
 
 constexpr int most_experts = 1024;
 constexpr int sort_threads = 1024;
+constexpr int sort_warps = sort_threads / 32;
 
-// A stable counting sort in one block. Each warp counts for a few experts, so that the order within an expert
-// is the order of the rows, whatever the timing.
+// A stable counting sort in one block. Each warp counts a run of consecutive pairs, so that the order within
+// an expert is the order of the rows, whatever the timing. counts: [sort_warps, experts].
 __global__ void __launch_bounds__(sort_threads)
     sort_by_expert_kernel(const std::int32_t* ids, int pairs, int k, int experts, Places out) {
-    __shared__ int counts[most_experts + 1];
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    const unsigned before = (1u << lane) - 1;
-    for (int first = warp; first < experts; first += 4 * 32) {
-        int count[4] = {};
-        for (int at = 0; at < pairs; at += 32) {
-            const int id = at + lane < pairs ? ids[at + lane] : -1;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const unsigned mine = __ballot_sync(0xFFFFFFFFu, id == first + 32 * j);
-                if (id == first + 32 * j) out.place[at + lane] = count[j] + __popc(mine & before);
-                count[j] += __popc(mine);
-            }
-        }
-        if (lane == 0) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if (first + 32 * j < experts) counts[first + 32 * j] = count[j];
-            }
-        }
+    extern __shared__ int counts[];
+    __shared__ int starts[most_experts + 1];
+    __shared__ int sums[sort_warps];
+    const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
+    for (int i = t; i < sort_warps * experts; i += sort_threads) counts[i] = 0;
+    __syncthreads();
+
+    // --- how often each expert occurs in this warp's run, and each pair's place among those of its run
+    const int run = ((pairs + sort_warps - 1) / sort_warps + 31) / 32 * 32;
+    const int begin = warp * run, end = min(pairs, begin + run);
+    int* own = counts + warp * experts;
+    for (int first = begin; first < end; first += 32) {
+        const bool inside = first + lane < end;
+        const int id = inside ? ids[first + lane] : -1;
+        const unsigned same = __match_any_sync(0xFFFFFFFFu, id);
+        const int before = __popc(same & ((1u << lane) - 1));
+        const int seen = inside ? own[id] : 0;
+        if (inside) out.place[first + lane] = seen + before;
+        __syncwarp();
+        if (inside && before == 0) own[id] = seen + __popc(same);
+        __syncwarp();
     }
     __syncthreads();
-    if (warp == 0) {
-        int sum = 0, used = 0, most = 0;
-        for (int e0 = 0; e0 < experts; e0 += 32) {
-            const int own = e0 + lane < experts ? counts[e0 + lane] : 0;
-            used += __popc(__ballot_sync(0xFFFFFFFFu, own > 0));
-            most = max(most, own);
-            int through = own;
+
+    // --- from counts of runs to the pairs of an expert in the runs before, and to where each expert begins
+    int total = 0;
+    if (t < experts) {
+        for (int w = 0; w < sort_warps; ++w) {
+            const int here = counts[w * experts + t];
+            counts[w * experts + t] = total;
+            total += here;
+        }
+    }
+    int through = total;
 #pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int left = __shfl_up_sync(0xFFFFFFFFu, through, step);
-                if (lane >= step) through += left;
-            }
-            if (e0 + lane < experts) counts[e0 + lane] = sum + through - own;
-            sum += __shfl_sync(0xFFFFFFFFu, through, 31);
-        }
-        most = __reduce_max_sync(0xFFFFFFFFu, most);
-        if (lane == 0) {
-            counts[experts] = sum;
-            out.facts[0] = min(out.facts[0], used);
-            out.facts[1] = max(out.facts[1], most);
-        }
+    for (int step = 1; step < 32; step *= 2) {
+        const int left = __shfl_up_sync(0xFFFFFFFFu, through, step);
+        if (lane >= step) through += left;
+    }
+    if (lane == 31) sums[warp] = through;
+    const int used = __syncthreads_count(total > 0);
+    int before_warp = 0;
+    for (int w = 0; w < warp; ++w) before_warp += sums[w];
+    if (t < experts) {
+        starts[t] = before_warp + through - total;
+        out.offsets[t] = starts[t];
+        out.ready[t] = 0;
+        atomicMax(out.facts + 1, total);
+    }
+    if (t == 0) {
+        out.offsets[experts] = pairs;
+        out.facts[0] = min(out.facts[0], used);
     }
     __syncthreads();
-    for (int e = static_cast<int>(threadIdx.x); e <= experts; e += sort_threads) {
-        out.offsets[e] = counts[e];
-        if (e < experts) out.ready[e] = 0;
-    }
-    for (int at = static_cast<int>(threadIdx.x); at < pairs; at += sort_threads) {
-        const int place = out.place[at] + counts[ids[at]];
-        out.place[at] = place;
-        out.row_at[place] = at / k;
+    for (int first = begin; first < end; first += 32) {
+        if (first + lane >= end) continue;
+        const int id = ids[first + lane];
+        const int place = starts[id] + own[id] + out.place[first + lane];
+        out.place[first + lane] = place;
+        out.row_at[place] = (first + lane) / k;
     }
 }
 
@@ -110,7 +118,11 @@ void sort_by_expert(Context& c, const std::int32_t* ids, std::int64_t rows, std:
                "the CUDA backend takes at most 1024 experts: use the CPU for this model");
         return;
     }
-    sort_by_expert_kernel<<<1, sort_threads, 0, c.stream()>>>(
+    const int bytes = sort_warps * static_cast<int>(experts) * 4;
+    c.check(cudaFuncSetAttribute(sort_by_expert_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+            "sorting rows by expert");
+    if (c.failed()) return;
+    sort_by_expert_kernel<<<1, sort_threads, static_cast<std::size_t>(bytes), c.stream()>>>(
         ids, static_cast<int>(rows * k), static_cast<int>(k), static_cast<int>(experts), places);
     c.check(cudaGetLastError(), "sorting rows by expert");
 }

@@ -13,16 +13,31 @@ namespace {
 constexpr int threads = 512;
 constexpr float log2e = 1.4426950408889634f;
 
-// From a score to zt. The quotients are correctly rounded: one product, one correction.
+// 2^x and 1 / x to about two ulps.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// From a score to zt. Scores in bf16 are coarse: there the hyperbolic tangent may be off by 1e-7.
+template <class T>
 struct Scores {
-    float softcap, temperature, by_softcap, by_temperature;
+    float softcap, temperature, by_softcap, by_temperature, turn;
 
     explicit __device__ Scores(const LogitsForm& form)
         : softcap(form.softcap),
           temperature(form.temperature),
           by_softcap(1.0f / form.softcap),
-          by_temperature(1.0f / form.temperature) {}
+          by_temperature(1.0f / form.temperature),
+          turn(2.0f * log2e / form.softcap) {}
 
+    // Correctly rounded: one product, one correction.
     static __device__ float divide(float x, float y, float by_y) {
         const float q = x * by_y;
         return fmaf(fmaf(-q, y, x), by_y, q);
@@ -30,7 +45,10 @@ struct Scores {
     template <bool Given>
     __device__ float zt(float score) const {
         if (Given) return score;
-        return divide(softcap * tanhf(divide(score, softcap, by_softcap)), temperature, by_temperature);
+        const float tangent = sizeof(T) == 4
+                                  ? tanhf(divide(score, softcap, by_softcap))
+                                  : fmaf(-2.0f, reciprocal(1.0f + power_of_two(score * turn)), 1.0f);
+        return divide(softcap * tangent, temperature, by_temperature);
     }
 };
 
@@ -94,21 +112,15 @@ __global__ void __launch_bounds__(threads)
     __shared__ Tally tallies[threads / 32];
     const LogitsForm own{Given ? 0.0f : softcap, Given ? 1.0f : *temperature};
     if (blockIdx.x == 0 && threadIdx.x == 0) *form = own;
-    const Scores turn(own);
+    const Scores<T> turn(own);
     const T* row = scores + static_cast<std::int64_t>(blockIdx.x) * vocab;
     Tally t;
-    bool broken = false;
     for (int first = static_cast<int>(threadIdx.x) * 8; first < vocab; first += threads * 8) {
         float z[8], highest = -INFINITY;
         load_scores(row, first, vocab, vectors, z);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            z[i] = turn.zt<Given>(z[i]);
-            if (!vectors && first + i >= vocab) {
-                z[i] = -INFINITY;
-            } else {
-                broken |= !isfinite(z[i]);
-            }
+            z[i] = !vectors && first + i >= vocab ? -INFINITY : turn.template zt<Given>(z[i]);
             highest = fmaxf(highest, z[i]);
         }
         if (highest > t.max) {  // rare, but for the first
@@ -123,21 +135,22 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             if (!vectors && first + i >= vocab) break;
-            const float below = z[i] - t.max, weight = exp2f(below * log2e);
+            const float below = z[i] - t.max, weight = power_of_two(below * log2e);
             t.sum += weight;
             t.product = fmaf(weight, below, t.product);
-            t.rounded += exp2f((rounded<T>(z[i]) - rounded_max) * log2e);
+            t.rounded += power_of_two((rounded<T>(z[i]) - rounded_max) * log2e);
         }
     }
     t = merge_warp<T>(t);
     if (threadIdx.x % 32 == 0) tallies[threadIdx.x / 32] = t;
-    const bool any_broken = __syncthreads_or(broken) != 0;
+    __syncthreads();
     if (threadIdx.x >= 32) return;
     t = merge_warp<T>(threadIdx.x < threads / 32 ? tallies[threadIdx.x] : Tally{});
     if (threadIdx.x != 0) return;
     RowStats& out = stats[blockIdx.x];
-    out.finite = !any_broken;
-    out.argmax = any_broken ? 0 : t.at;
+    // A NaN or an infinity anywhere made one of these a NaN.
+    out.finite = isfinite(t.max) && isfinite(t.sum) && isfinite(t.product);
+    out.argmax = out.finite ? t.at : 0;
     out.max = t.max;
     const float log_sum = logf(t.sum);
     out.log_sum_exp = t.max + log_sum;
@@ -150,15 +163,15 @@ __global__ void row_kernel(const T* row, int vocab, const LogitsForm* form, floa
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= vocab) return;
     const float score = to_float(row[i]);
-    const Scores turn(*form);
-    out[i] = form->softcap == 0.0f ? score : turn.zt<false>(score);
+    const Scores<T> turn(*form);
+    out[i] = form->softcap == 0.0f ? score : turn.template zt<false>(score);
 }
 
 template <class T>
 __global__ void probabilities_kernel(const T* scores, int vocab, bool vectors, const LogitsForm* form,
                                      const RowStats* stats, const float* rounded_sums, T* out) {
     const LogitsForm own = *form;
-    const Scores turn(own);
+    const Scores<T> turn(own);
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.y) * vocab;
     const float max = rounded<T>(stats[blockIdx.y].max), sum = rounded_sums[blockIdx.y], by_sum = 1.0f / sum;
     const int first =
@@ -168,8 +181,8 @@ __global__ void probabilities_kernel(const T* scores, int vocab, bool vectors, c
     load_scores(scores + row, first, vocab, vectors, z);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float zt = rounded<T>(own.softcap == 0.0f ? z[i] : turn.zt<false>(z[i]));
-        z[i] = Scores::divide(exp2f((zt - max) * log2e), sum, by_sum);
+        const float zt = rounded<T>(own.softcap == 0.0f ? z[i] : turn.template zt<false>(z[i]));
+        z[i] = Scores<T>::divide(power_of_two((zt - max) * log2e), sum, by_sum);
     }
     if (vectors) {
         store8(out + row + first, z);

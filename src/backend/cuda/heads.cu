@@ -25,8 +25,10 @@ __global__ void norm_heads_kernel(HeadsParts parts, int count, int half, float e
     while (which + 1 < count && head >= parts.first[which + 1]) ++which;
     const HeadsPart part = parts.part[which];
     const int head_dim = 2 * half;
-    T* x = static_cast<T*>(part.x) +
-           (static_cast<std::int64_t>(blockIdx.y) * part.heads + head - parts.first[which]) * head_dim;
+    const std::int64_t at =
+        (static_cast<std::int64_t>(blockIdx.y) * part.heads + head - parts.first[which]) * head_dim;
+    T* x = static_cast<T*>(part.x) + at;
+    T* plain = part.plain == nullptr ? nullptr : static_cast<T*>(part.plain) + at;
 
     float low[most_pairs], high[most_pairs], sum = 0;
 #pragma unroll
@@ -43,6 +45,10 @@ __global__ void norm_heads_kernel(HeadsParts parts, int count, int half, float e
         const int d = lane + 32 * i;
         if (d >= half) break;
         float a = low[i] * scale, b = high[i] * scale;
+        if (plain != nullptr) {
+            plain[d] = from_float<T>(a);
+            plain[d + half] = from_float<T>(b);
+        }
         if (part.weight != nullptr) a *= part.weight[d], b *= part.weight[d + half];
         a = rounded<T>(a), b = rounded<T>(b);
         if (part.frequencies != nullptr) {

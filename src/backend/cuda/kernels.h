@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include <vector_types.h>
+
 #include "backend/backend.h"
 #include "backend/cuda/context.h"
 
@@ -28,6 +30,38 @@ void add_then_norm(Context&, Element, const void* a, const void* b, std::int64_t
                    float eps, void* out);
 void norm_then_add(Context&, Element, const void* x, const float* weight, const void* residual,
                    std::int64_t rows, std::int64_t cols, float eps, void* out);
+// A matrix that may still be f32 sums over parts: rounded where it is whole, else rb(sum over parts).
+struct Addends {
+    const void* rounded = nullptr;
+    const float* sums = nullptr;  // [parts, rows, cols]
+    std::int64_t parts = 0;
+};
+// AfterAttention of backend.h, and the router's input from the same h unless router_in is null.
+struct AfterAttentionPointers {
+    Addends branch;
+    const float *norm, *dense_norm, *experts_norm, *router_scale;
+    float router_input_scale;
+    void *h, *dense, *experts, *router_in;
+};
+void after_attention(Context&, Element, const AfterAttentionPointers&, std::int64_t rows, std::int64_t cols,
+                     float eps);
+// finish_layer of backend.h. The sparse branch is `sparse`, or, where that is null, the sum of rows of y: row
+// r adds rb(y[place[r * k + i]] * weights[r * k + i]) for i = 0 .. k - 1, rounding after each.
+struct FinishLayerPointers {
+    Addends dense;
+    const void *residual, *sparse, *y;
+    const std::int32_t* place;
+    const float* weights;
+    std::int64_t k;
+    const float *dense_norm, *sparse_norm, *norm, *scalar;
+    void* out;
+    std::int32_t stage;
+    std::int32_t* marks;
+    const float* next_norm;  // null: nothing
+    void* next;
+};
+void finish_layer(Context&, Element, const FinishLayerPointers&, std::int64_t rows, std::int64_t cols,
+                  float eps);
 struct LayerEndPointers {
     const void *residual, *dense, *sparse;
     const float *dense_norm, *sparse_norm, *norm, *scalar;
@@ -54,6 +88,7 @@ struct HeadsPart {
     int heads = 0;
     const float* weight = nullptr;       // [head_dim] or null
     const float* frequencies = nullptr;  // [head_dim / 2] or null
+    void* plain = nullptr;               // where the heads go normed only, too; null: nowhere
 };
 void norm_heads(Context&, Element, const HeadsPart* parts, int count, std::int64_t rows, int head_dim,
                 float eps, const std::int32_t* positions);
@@ -112,9 +147,11 @@ void multiply_mma(Context&, const void* x, std::int64_t rows, const DeviceMatrix
 bool hopper_kernels_compiled();
 bool load_tensor_map_encoder();  // asks the driver; false: too old
 bool sm90_fits(const void* x, const DeviceMatrix& weight);
-// Up to three weights of one x: a pass over all of them.
-void sm90_multiply(Context&, const void* x, std::int64_t rows, const DeviceMatrix* weights, void* const* outs,
-                   int count);
+// Up to three weights of one x, in one launch. Where a small product is cut along k and `sums` is not null,
+// the parts are not added: *sums [parts, rows, outs] is then what there is, in Scratch::partials. -> the
+// parts, or 1.
+std::int64_t sm90_multiply(Context&, const void* x, std::int64_t rows, const DeviceMatrix* weights,
+                           void* const* outs, int count, float** sums);
 void sm90_multiply_gated(Context&, const void* x, std::int64_t rows, const DeviceMatrix& gate,
                          const DeviceMatrix& up, void* out);
 void sm90_multiply_parts(Context&, const void* x, std::int64_t rows, const DeviceMatrix& weight, bool by_rows,
@@ -167,6 +204,11 @@ void attention(Context&, Element, Element cache, const AttentionPointers&);
 void attention_any(Context&, Element, Element cache, const AttentionPointers&);
 bool attention_mma_fits(const Context&, int head_dim);
 void attention_mma(Context&, const AttentionPointers&);  // bf16 throughout
+// out = the parts of attention brought to one maximum and added in order. sums: [splits, count, dim]; ends:
+// their maxima and sums [splits, count]; at most 4 splits.
+void merge_attention(Context&, const float* sums, const float2* ends, std::int64_t count, int dim, int splits,
+                     void* out);
+void sm90_attention(Context&, const AttentionPointers&);  // heads of 256 and 512
 
 // --- head.cu
 // What a Logits holds besides its numbers; lives on the device so that a recorded pass may read it.

@@ -177,17 +177,18 @@ bool inside(std::span<const T> part, std::span<const T> whole) {
 
 Status Inputs::stage(const PassInputs& inputs) {
     staged_ = {};
-    const std::size_t numbers = round_up(inputs.numbers.size_bytes());
-    segments_at_ = numbers;
-    temperatures_at_ = segments_at_ + round_up(segment_bytes(inputs.segments));
+    // Pages come last: where the rest lies then depends on the numbers of rows, segments and canvases alone.
+    temperatures_at_ = round_up(inputs.numbers.size_bytes());
+    segments_at_ = temperatures_at_ + round_up(inputs.canvases.size() * sizeof(float));
     const std::size_t bytes =
-        temperatures_at_ + round_up(std::max<std::size_t>(1, inputs.canvases.size() * sizeof(float)));
+        segments_at_ + round_up(std::max<std::size_t>(1, segment_bytes(inputs.segments)));
     // The copy of the pass before may still be under way if that pass was never ended.
     context_.synchronize("beginning a pass");
     DGEMMA_CHECK(host_.reserve(bytes));
     if (device_ == nullptr || device_->bytes() < bytes) {
         device_.reset();
         DGEMMA_TRY(device_, DeviceStorage::make(context_, 2 * bytes));
+        context_.memory_moved();
     }
     if (!inputs.numbers.empty())
         std::memcpy(host_.data(), inputs.numbers.data(), inputs.numbers.size_bytes());

@@ -114,6 +114,98 @@ __global__ void end_layer_kernel(LayerEndPointers p, int cols, float eps) {
     columns.store(static_cast<T*>(p.out) + row, h);
 }
 
+// The columns of a matrix that may still be sums over parts.
+template <class T>
+__device__ void load_addends(const Addends& a, const Columns& columns, int cols, float (&x)[8]) {
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
+    if (a.parts == 0) {
+        columns.load(static_cast<const T*>(a.rounded) + row, x);
+        return;
+    }
+#pragma unroll
+    for (float& v : x) v = 0;
+    const std::int64_t part = static_cast<std::int64_t>(gridDim.x) * cols;
+    for (std::int64_t p = 0; p < a.parts; ++p) {
+        float y[8];
+        columns.load(a.sums + p * part + row, y);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] += y[i];
+    }
+#pragma unroll
+    for (float& v : x) v = rounded<T>(v);
+}
+
+template <class T>
+__global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
+    __shared__ float shared[2][32];
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
+    const Columns columns(cols);
+    float v[8], h[8];
+    columns.load(static_cast<const T*>(p.h) + row, h);
+    load_addends<T>(p.branch, columns, cols, v);
+    normalise<T>(v, row_scale(v, cols, eps, shared[0]), p.norm, columns);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) h[i] = rounded<T>(h[i] + v[i]);
+    columns.store(static_cast<T*>(p.h) + row, h);
+    const float scale = row_scale(h, cols, eps, shared[1]);
+    const auto write = [&](const float* weight, void* to) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = h[i];
+        normalise<T>(v, scale, weight, columns);
+        columns.store(static_cast<T*>(to) + row, v);
+    };
+    write(p.dense_norm, p.dense);
+    write(p.experts_norm, p.experts);
+    if (p.router_in == nullptr) return;
+    float s[8];
+    columns.load(p.router_scale, s);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = rounded<T>(rounded<T>(h[i] * scale) * s[i]) * p.router_input_scale;
+    columns.store(static_cast<T*>(p.router_in) + row, v);
+}
+
+template <class T>
+__global__ void finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
+    __shared__ float shared[4][32];
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
+    const Columns columns(cols);
+    float d[8], m[8], h[8];
+    load_addends<T>(p.dense, columns, cols, d);
+    columns.load(static_cast<const T*>(p.residual) + row, h);
+    if (p.sparse != nullptr) {
+        columns.load(static_cast<const T*>(p.sparse) + row, m);
+    } else {
+#pragma unroll
+        for (float& v : m) v = 0;
+        for (std::int64_t i = 0; i < p.k; ++i) {
+            const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * p.k + i;
+            const float weight = p.weights[at];
+            float y[8];
+            columns.load(static_cast<const T*>(p.y) + static_cast<std::int64_t>(p.place[at]) * cols, y);
+#pragma unroll
+            for (int c = 0; c < 8; ++c) m[c] = rounded<T>(m[c] + rounded<T>(y[c] * weight));
+        }
+    }
+    normalise<T>(d, row_scale(d, cols, eps, shared[0]), p.dense_norm, columns);
+    normalise<T>(m, row_scale(m, cols, eps, shared[1]), p.sparse_norm, columns);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) d[i] = rounded<T>(d[i] + m[i]);
+    normalise<T>(d, row_scale(d, cols, eps, shared[2]), p.norm, columns);
+    const float scalar = *p.scalar;
+    bool broken = false;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        h[i] = rounded<T>(rounded<T>(h[i] + d[i]) * scalar);
+        broken |= !isfinite(h[i]);
+    }
+    columns.store(static_cast<T*>(p.out) + row, h);
+    if (__syncthreads_or(broken) != 0 && threadIdx.x == 0 && p.marks[blockIdx.x] < 0)
+        p.marks[blockIdx.x] = p.stage;
+    if (p.next_norm == nullptr) return;
+    normalise<T>(h, row_scale(h, cols, eps, shared[3]), p.next_norm, columns);
+    columns.store(static_cast<T*>(p.next) + row, h);
+}
+
 template <class T>
 __global__ void watch_kernel(const T* x, int cols, std::int32_t stage, std::int32_t* marks) {
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
@@ -204,6 +296,32 @@ void end_layer(Context& c, Element type, const LayerEndPointers& p, std::int64_t
         end_layer_kernel<bf16><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
     } else {
         end_layer_kernel<float><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+    }
+    c.check(cudaGetLastError(), "the end of a layer");
+}
+
+void after_attention(Context& c, Element type, const AfterAttentionPointers& p, std::int64_t rows,
+                     std::int64_t cols, float eps) {
+    const unsigned threads = row_threads(c, cols);
+    if (threads == 0 || rows == 0) return;
+    const auto n = static_cast<unsigned>(rows);
+    if (type == Element::bf16) {
+        after_attention_kernel<bf16><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+    } else {
+        after_attention_kernel<float><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+    }
+    c.check(cudaGetLastError(), "the norms after attention");
+}
+
+void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::int64_t rows,
+                  std::int64_t cols, float eps) {
+    const unsigned threads = row_threads(c, cols);
+    if (threads == 0 || rows == 0) return;
+    const auto n = static_cast<unsigned>(rows);
+    if (type == Element::bf16) {
+        finish_layer_kernel<bf16><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+    } else {
+        finish_layer_kernel<float><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
     }
     c.check(cudaGetLastError(), "the end of a layer");
 }

@@ -6,7 +6,7 @@ namespace dgemma::backend::cuda {
 
 namespace {
 
-constexpr int most_per_lane = 32;  // experts up to 1024
+constexpr int most_experts = 1024;
 constexpr int most_chosen = 32;
 
 template <class T>
@@ -28,58 +28,65 @@ __global__ void router_input_kernel(const T* h, const float* scale, float input_
     store8(out + row + first, x);
 }
 
-// One warp per row. Lane l holds experts l, l + 32, ...
-template <class T>
+// One warp per row. Lane l holds the experts 4 l to 4 l + 3 of each of `Quads` groups of 128.
+template <class T, int Quads>
 __global__ void choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows,
                                       int experts, int k, std::int32_t* ids, float* weights,
                                       float* probabilities) {
-    const int row =
-        static_cast<int>(blockIdx.x) * static_cast<int>(blockDim.x / 32) + static_cast<int>(threadIdx.x) / 32;
+    const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32, each = (experts + 31) / 32;
-    float p[most_per_lane];
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto expert = [&](int i) { return i / 4 * 128 + 4 * lane + i % 4; };
+    float p[4 * Quads];
     float top = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < most_per_lane; ++i) {
-        if (i >= each) break;
-        const int e = lane + 32 * i;
-        p[i] = -INFINITY;
-        if (e >= experts) continue;
-        float z = 0;
-        for (int part = 0; part < parts; ++part)
-            z += sums[(static_cast<std::int64_t>(part) * rows + row) * experts + e];
-        p[i] = rounded<T>(z);
+    for (int i = 0; i < 4 * Quads; ++i) p[i] = 0;
+    for (int part = 0; part < parts; ++part) {
+        const float* from = sums + (static_cast<std::int64_t>(part) * rows + row) * experts;
+#pragma unroll
+        for (int q = 0; q < Quads; ++q) {
+            if (experts % 4 == 0 && expert(4 * q) < experts) {
+                const float4 x = *reinterpret_cast<const float4*>(from + expert(4 * q));
+                p[4 * q] += x.x, p[4 * q + 1] += x.y, p[4 * q + 2] += x.z, p[4 * q + 3] += x.w;
+            } else {
+#pragma unroll
+                for (int i = 4 * q; i < 4 * q + 4; ++i) {
+                    if (expert(i) < experts) p[i] += from[expert(i)];
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * Quads; ++i) {
+        p[i] = expert(i) < experts ? rounded<T>(p[i]) : -INFINITY;
         top = fmaxf(top, p[i]);
     }
     top = warp_max(top);
     float all = 0;
 #pragma unroll
-    for (int i = 0; i < most_per_lane; ++i) {
-        if (i >= each) break;
+    for (int i = 0; i < 4 * Quads; ++i) {
         p[i] = expf(p[i] - top);
-        if (lane + 32 * i < experts) all += p[i];
+        if (expert(i) < experts) all += p[i];
     }
     all = warp_sum(all);
 #pragma unroll
-    for (int i = 0; i < most_per_lane; ++i) {
-        if (i >= each) break;
+    for (int i = 0; i < 4 * Quads; ++i) {
         p[i] /= all;
-        if (probabilities != nullptr && lane + 32 * i < experts)
-            probabilities[static_cast<std::int64_t>(row) * experts + lane + 32 * i] = p[i];
+        if (probabilities != nullptr && expert(i) < experts)
+            probabilities[static_cast<std::int64_t>(row) * experts + expert(i)] = p[i];
         // A broken row still gets k distinct experts: a NaN is never the largest, and what is taken is
         // smaller yet.
         if (!(p[i] >= 0)) p[i] = -1;
-        if (lane + 32 * i >= experts) p[i] = -3;
+        if (expert(i) >= experts) p[i] = -3;
     }
     float chosen = 0, own_p = 0;
     int own_id = experts;
     for (int round = 0; round < k; ++round) {
         float best = -4;
-        int best_id = experts;
+        int best_id = 0x7FFFFFFF;
 #pragma unroll
-        for (int i = 0; i < most_per_lane; ++i) {
-            if (i >= each) break;
-            if (p[i] > best) best = p[i], best_id = lane + 32 * i;
+        for (int i = 0; i < 4 * Quads; ++i) {
+            if (p[i] > best) best = p[i], best_id = expert(i);
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
@@ -88,9 +95,8 @@ __global__ void choose_experts_kernel(const float* sums, int parts, const float*
             if (other > best || (other == best && other_id < best_id)) best = other, best_id = other_id;
         }
 #pragma unroll
-        for (int i = 0; i < most_per_lane; ++i) {
-            if (i >= each) break;
-            if (lane + 32 * i == best_id) p[i] = -2;
+        for (int i = 0; i < 4 * Quads; ++i) {
+            if (expert(i) == best_id) p[i] = -2;
         }
         chosen += best;  // from the largest down
         if (lane == round) own_id = best_id, own_p = best;
@@ -132,7 +138,7 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
                     const float* per_expert_scale, std::int64_t rows, std::int64_t experts, std::int64_t k,
                     std::int32_t* ids, float* weights, float* probabilities) {
     if (c.failed() || rows == 0) return;
-    if (experts > 32 * most_per_lane || k > most_chosen) {
+    if (experts > most_experts || k > most_chosen) {
         c.fail(ErrorKind::unsupported,
                "the CUDA backend takes at most 1024 experts and 32 of them per token: use the "
                "CPU for this model");
@@ -144,7 +150,15 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
                                                static_cast<int>(rows), static_cast<int>(experts),
                                                static_cast<int>(k), ids, weights, probabilities);
     };
-    type == Element::bf16 ? run(choose_experts_kernel<bf16>) : run(choose_experts_kernel<float>);
+    if (type == Element::bf16) {
+        experts <= 128   ? run(choose_experts_kernel<bf16, 1>)
+        : experts <= 256 ? run(choose_experts_kernel<bf16, 2>)
+                         : run(choose_experts_kernel<bf16, 8>);
+    } else {
+        experts <= 128   ? run(choose_experts_kernel<float, 1>)
+        : experts <= 256 ? run(choose_experts_kernel<float, 2>)
+                         : run(choose_experts_kernel<float, 8>);
+    }
     c.check(cudaGetLastError(), "the router");
 }
 

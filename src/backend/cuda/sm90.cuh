@@ -1,4 +1,4 @@
-// Hopper's own instructions: barriers that count bytes, the tensor copy engine, clusters, warpgroups.
+// Hopper's own instructions: barriers that count bytes, the tensor copy engine, warpgroups.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace dgemma::backend::cuda {
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// After the barriers of a block (or cluster) were made: the copy engine and the other block see them.
+// After the barriers of a block were made: the copy engine sees them.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
     asm volatile("fence.proxy.async;\n" ::: "memory");
@@ -30,15 +30,10 @@ __device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, int bytes
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
-// The same barrier in another block of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(std::uint64_t* barrier, int block) {
-    asm volatile(
-        "{\n.reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(
-            shared_address(barrier)),
-        "r"(block)
-        : "memory");
+// Arrives when the thread's asynchronous copies so far have landed.
+__device__ __forceinline__ void barrier_arrive_after_copies(std::uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(shared_address(barrier))
+                 : "memory");
 }
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, int phase) {
     const std::uint32_t address = shared_address(barrier);
@@ -72,30 +67,8 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
-// To the same place in every block of the cluster that `blocks` names by a bit; each one's barrier counts.
-__device__ __forceinline__ void copy_box_to_all(void* to, const CUtensorMap& map, int column, int row,
-                                                std::uint64_t* barrier, std::uint16_t blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(to)),
-        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
-        : "memory");
-}
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
-}
 // Between ordinary accesses and the copy engine's (or the matrix units') to the same memory.
 __device__ __forceinline__ void fence_copy_engine() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
-
-__device__ __forceinline__ int cluster_rank() {
-    std::uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
-    return static_cast<int>(rank);
-}
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
-                     : "memory");
-}
 
 __device__ __forceinline__ void warpgroup_begin() {
     asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
@@ -111,7 +84,7 @@ __device__ __forceinline__ void warpgroup_wait() {
 template <int Count>
 __device__ __forceinline__ void hold(float (&d)[Count]) {
 #pragma unroll
-    for (float& x : d) asm volatile("" : "+f"(x)::"memory");
+    for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int Registers>
 __device__ __forceinline__ void give_registers() {

@@ -30,10 +30,9 @@ struct Product {
     int outs[most_weights];
     int first_tile[most_weights + 1];  // column tiles of the weights before; gated has one list of tiles
     int rows;
-    int row_groups;  // row tiles / cluster
+    int row_tiles;
     int steps;       // of k in all
     int part_steps;  // of one part
-    int parts;       // how many parts there are
     int spread;      // parts that are items of their own; 1: each item runs through all parts
 };
 
@@ -46,17 +45,17 @@ struct __align__(1024) Ring {
 
 template <int Columns>
 constexpr int stages_of() {
-    return Columns == 256 ? 4 : Columns == 128 ? 6 : 8;
+    return Columns == 256 ? 4 : Columns == 192 ? 5 : Columns == 128 ? 6 : 8;
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // What an item is: its part of k, its weight, its columns and its rows.
-template <Form Kind, int Columns, int Cluster>
+template <Form Kind, int Columns>
 struct Item {
-    __device__ Item(const Product& p, int item, int rank) {
-        row = (item % p.row_groups * Cluster + rank) * tile_rows;
-        item /= p.row_groups;
+    __device__ Item(const Product& p, int item) {
+        row = item % p.row_tiles * tile_rows;
+        item /= p.row_tiles;
         const int tiles = p.first_tile[most_weights];
         const int tile = item % tiles;
         which = 0;
@@ -69,26 +68,18 @@ struct Item {
     int row, column, which, part, first_step, end_step;
 };
 
-template <Form Kind, int Columns, bool ByRows, int Cluster, bool Serial>
-__device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>()>& ring, int items,
-                              int rank) {
+template <Form Kind, int Columns, bool ByRows, bool Serial>
+__device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>()>& ring, int items) {
     constexpr int stages = stages_of<Columns>();
     const int group = static_cast<int>(threadIdx.x) / 128 - 1;  // of the two that multiply
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const auto release = [&](int stage) {
-        if (lane != 0) return;
-        if (Cluster == 1) {
-            barrier_arrive(&ring.empty[stage]);
-        } else {
-#pragma unroll
-            for (int b = 0; b < Cluster; ++b) barrier_arrive_at(&ring.empty[stage], b);
-        }
+        if (lane == 0) barrier_arrive(&ring.empty[stage]);
     };
     int stage = 0, phase = 0;
-    for (int i = static_cast<int>(blockIdx.x) / Cluster; i < items;
-         i += static_cast<int>(gridDim.x) / Cluster) {
-        const Item<Kind, Columns, Cluster> item(p, i, rank);
+    for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+        const Item<Kind, Columns> item(p, i);
         float sums[Columns / 2];
         float total[Serial ? Columns / 2 : 1];
         if (Serial) {
@@ -168,49 +159,28 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
     }
 }
 
-template <Form Kind, int Columns, bool ByRows, int Cluster>
-__device__ void copy_tiles(const Product& p, Ring<Columns, stages_of<Columns>()>& ring, int items, int rank) {
+template <Form Kind, int Columns, bool ByRows>
+__device__ void copy_tiles(const Product& p, Ring<Columns, stages_of<Columns>()>& ring, int items) {
     constexpr int stages = stages_of<Columns>();
-    constexpr int bytes = (tile_rows + Columns) * depth * 2;
-    constexpr std::uint16_t everyone = (1u << Cluster) - 1;
     int stage = 0, phase = 0;
-    for (int i = static_cast<int>(blockIdx.x) / Cluster; i < items;
-         i += static_cast<int>(gridDim.x) / Cluster) {
-        const Item<Kind, Columns, Cluster> item(p, i, rank);
+    for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+        const Item<Kind, Columns> item(p, i);
         for (int step = item.first_step; step < item.end_step; ++step) {
             barrier_wait(&ring.empty[stage], phase ^ 1);
             std::uint64_t* full = &ring.full[stage];
-            barrier_expect(full, bytes);
-            copy_box(ring.x[stage], p.x, step * depth, item.row, full);
+            barrier_expect(full, (tile_rows + Columns) * depth * 2);
+            const int k = step * depth;
+            copy_box(ring.x[stage], p.x, k, item.row, full);
             bf16* to = ring.weight[stage];
             if (ByRows) {
-                constexpr int share = Columns / 64 / Cluster;
 #pragma unroll
-                for (int j = 0; j < share; ++j) {
-                    const int block = rank * share + j;
-                    if (Cluster == 1) {
-                        copy_box(to + block * 64 * depth, p.weight[0], item.column + 64 * block, step * depth,
-                                 full);
-                    } else {
-                        copy_box_to_all(to + block * 64 * depth, p.weight[0], item.column + 64 * block,
-                                        step * depth, full, everyone);
-                    }
-                }
+                for (int n = 0; n < Columns; n += 64)
+                    copy_box(to + n * depth, p.weight[0], item.column + n, k, full);
             } else if (Kind == Form::gated) {
-                constexpr int half = Columns / 2 * depth;
-                if (Cluster == 1) {
-                    copy_box(to, p.weight[0], step * depth, item.column, full);
-                    copy_box(to + half, p.weight[1], step * depth, item.column, full);
-                } else {
-                    copy_box_to_all(to + rank * half, p.weight[rank], step * depth, item.column, full,
-                                    everyone);
-                }
-            } else if (Cluster == 1) {
-                copy_box(to, p.weight[item.which], step * depth, item.column, full);
+                copy_box(to, p.weight[0], k, item.column, full);
+                copy_box(to + Columns / 2 * depth, p.weight[1], k, item.column, full);
             } else {
-                constexpr int share = Columns / Cluster;
-                copy_box_to_all(to + rank * share * depth, p.weight[item.which], step * depth,
-                                item.column + rank * share, full, everyone);
+                copy_box(to, p.weight[item.which], k, item.column, full);
             }
             if (++stage == stages) stage = 0, phase ^= 1;
         }
@@ -219,69 +189,52 @@ __device__ void copy_tiles(const Product& p, Ring<Columns, stages_of<Columns>()>
 
 #endif
 
-template <Form Kind, int Columns, bool ByRows, int Cluster, bool Serial>
+template <Form Kind, int Columns, bool ByRows, bool Serial>
 __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_constant__ Product p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    static_assert(Cluster <= 2, "the weights of a gated tile are shared between two blocks");
     extern __shared__ std::uint8_t shared[];
     using Tiles = Ring<Columns, stages_of<Columns>()>;
     Tiles& ring = *reinterpret_cast<Tiles*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) / 1024 * 1024);
-    const int rank = Cluster == 1 ? 0 : cluster_rank();
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages_of<Columns>(); ++s) {
             barrier_init(&ring.full[s], 1);
-            barrier_init(&ring.empty[s], 8 * Cluster);  // a lane of every multiplying warp
+            barrier_init(&ring.empty[s], 8);  // a lane of every multiplying warp
         }
         barrier_init_done();
     }
     __syncthreads();
-    if (Cluster > 1) cluster_sync();
-    const int items = p.row_groups * p.first_tile[most_weights] * p.spread;
+    const int items = p.row_tiles * p.first_tile[most_weights] * p.spread;
     if (threadIdx.x < 128) {
         give_registers<40>();
-        if (threadIdx.x == 0) copy_tiles<Kind, Columns, ByRows, Cluster>(p, ring, items, rank);
-        __syncwarp();
+        if (threadIdx.x == 0) copy_tiles<Kind, Columns, ByRows>(p, ring, items);
     } else {
         take_registers<232>();
-        multiply_rows<Kind, Columns, ByRows, Cluster, Serial>(p, ring, items, rank);
+        multiply_rows<Kind, Columns, ByRows, Serial>(p, ring, items);
     }
-    if (Cluster > 1) cluster_sync();  // nobody leaves while a neighbour may still write here
 #endif
 }
 
-template <Form Kind, int Columns, bool ByRows, int Cluster, bool Serial>
+template <Form Kind, int Columns, bool ByRows, bool Serial>
 void launch(Context& c, const Product& p) {
-    auto* kernel = sm90_multiply_kernel<Kind, Columns, ByRows, Cluster, Serial>;
+    auto* kernel = sm90_multiply_kernel<Kind, Columns, ByRows, Serial>;
     constexpr int bytes = static_cast<int>(sizeof(Ring<Columns, stages_of<Columns>()>)) + 1024;
     c.check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "a matrix product");
-    const int items = p.row_groups * p.first_tile[most_weights] * p.spread;
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = Cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(std::min(items, c.multiprocessors() / Cluster) * Cluster));
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = bytes;
-    config.stream = c.stream();
-    config.attrs = &cluster;
-    config.numAttrs = Cluster > 1 ? 1 : 0;
     if (c.failed()) return;
-    c.check(cudaLaunchKernelEx(&config, kernel, p), "a matrix product");
+    const int items = p.row_tiles * p.first_tile[most_weights] * p.spread;
+    kernel<<<static_cast<unsigned>(std::min(items, c.multiprocessors())), threads, bytes, c.stream()>>>(p);
+    c.check(cudaGetLastError(), "a matrix product");
 }
 
 int tiles(std::int64_t count, int tile) { return static_cast<int>((count + tile - 1) / tile); }
 
 // The frame of a product: rows of x, k, and parts.
-Product frame(Context& c, const void* x, std::int64_t rows, std::int64_t ins, std::int64_t parts,
-              int cluster) {
+Product frame(Context& c, const void* x, std::int64_t rows, std::int64_t ins, std::int64_t parts) {
     Product p{};
     p.x = tensor_map(c, x, rows, ins, tile_rows);
     p.rows = static_cast<int>(rows);
-    p.row_groups = tiles(tiles(rows, tile_rows), cluster);
+    p.row_tiles = tiles(rows, tile_rows);
     p.steps = tiles(ins, depth);
-    p.parts = static_cast<int>(parts);
     p.part_steps = static_cast<int>(part_of(ins, parts)) / depth;
     p.spread = 1;
     return p;
@@ -289,6 +242,13 @@ Product frame(Context& c, const void* x, std::int64_t rows, std::int64_t ins, st
 
 void one_list(Product& p, int column_tiles) {
     for (int i = 1; i <= most_weights; ++i) p.first_tile[i] = column_tiles;
+}
+
+// How many columns a tile has: wide ones where there are many, else so that the blocks of one round are busy.
+int columns_for(std::int64_t width, int row_tiles, int multiprocessors) {
+    if (width >= 32768) return 256;
+    const int narrow = tiles(width, 128) * row_tiles;
+    return narrow > multiprocessors && tiles(width, 192) * row_tiles <= multiprocessors ? 192 : 128;
 }
 
 }  // namespace
@@ -299,38 +259,42 @@ bool sm90_fits(const void* x, const DeviceMatrix& weight) {
            weight.outs % 8 == 0;
 }
 
-void sm90_multiply(Context& c, const void* x, std::int64_t rows, const DeviceMatrix* weights,
-                   void* const* outs, int count) {
-    if (c.failed() || rows == 0) return;
-    const bool large = count == 1 && weights[0].outs >= 32768;  // the head: many tiles, so wide ones
-    const int columns = large ? 256 : 128;
-    const int cluster = large && rows > tile_rows ? 2 : 1;
+std::int64_t sm90_multiply(Context& c, const void* x, std::int64_t rows, const DeviceMatrix* weights,
+                           void* const* outs, int count, float** sums) {
+    if (c.failed() || rows == 0) return 1;
     std::int64_t width = 0;
     for (int i = 0; i < count; ++i) width += weights[i].outs;
     const std::int64_t parts = parts_for(width, weights[0].ins);
-    Product p = frame(c, x, rows, weights[0].ins, parts, cluster);
+    Product p = frame(c, x, rows, weights[0].ins, parts);
+    const int columns = parts > 1 ? 128 : columns_for(width, p.row_tiles, c.multiprocessors());
     for (int i = 0; i < most_weights; ++i) {
         p.first_tile[i + 1] = p.first_tile[i];
         if (i >= count) continue;
         p.first_tile[i + 1] += tiles(weights[i].outs, columns);
-        p.weight[i] = tensor_map(c, weights[i].data, weights[i].outs, weights[i].ins, columns / cluster);
+        p.weight[i] = tensor_map(c, weights[i].data, weights[i].outs, weights[i].ins, columns);
         p.out[i] = outs[i];
         p.outs[i] = static_cast<int>(weights[i].outs);
     }
-    if (large) {
-        cluster == 2 ? launch<Form::rounded, 256, false, 2, false>(c, p)
-                     : launch<Form::rounded, 256, false, 1, false>(c, p);
-    } else if (parts == 1) {
-        launch<Form::rounded, 128, false, 1, false>(c, p);
-    } else if (count > 1 || p.row_groups > 4) {
-        launch<Form::rounded, 128, false, 1, true>(c, p);
-    } else {
-        float* sums = c.scratch<float>(Scratch::partials, parts * rows * width);
-        p.out[0] = sums;
-        p.spread = static_cast<int>(parts);
-        launch<Form::parts, 128, false, 1, false>(c, p);
-        add_parts(c, Element::bf16, sums, parts, rows * width, outs[0]);
+    if (parts == 1) {
+        columns == 256   ? launch<Form::rounded, 256, false, false>(c, p)
+        : columns == 192 ? launch<Form::rounded, 192, false, false>(c, p)
+                         : launch<Form::rounded, 128, false, false>(c, p);
+        return 1;
     }
+    if (count > 1 || p.row_tiles > 4) {
+        launch<Form::rounded, 128, false, true>(c, p);
+        return 1;
+    }
+    float* to = c.scratch<float>(Scratch::partials, parts * rows * width);
+    p.out[0] = to;
+    p.spread = static_cast<int>(parts);
+    launch<Form::parts, 128, false, false>(c, p);
+    if (sums == nullptr) {
+        add_parts(c, Element::bf16, to, parts, rows * width, outs[0]);
+        return 1;
+    }
+    *sums = to;
+    return parts;
 }
 
 void sm90_multiply_gated(Context& c, const void* x, std::int64_t rows, const DeviceMatrix& gate,
@@ -338,13 +302,13 @@ void sm90_multiply_gated(Context& c, const void* x, std::int64_t rows, const Dev
     if (c.failed() || rows == 0) return;
     const bool many = rows > 1024;
     const int columns = many ? 128 : 64;
-    Product p = frame(c, x, rows, gate.ins, 1, 1);
+    Product p = frame(c, x, rows, gate.ins, 1);
     p.weight[0] = tensor_map(c, gate.data, gate.outs, gate.ins, columns / 2);
     p.weight[1] = tensor_map(c, up.data, up.outs, up.ins, columns / 2);
     p.out[0] = out;
     p.outs[0] = static_cast<int>(gate.outs);
     one_list(p, tiles(gate.outs, columns / 2));
-    many ? launch<Form::gated, 128, false, 1, false>(c, p) : launch<Form::gated, 64, false, 1, false>(c, p);
+    many ? launch<Form::gated, 128, false, false>(c, p) : launch<Form::gated, 64, false, false>(c, p);
 }
 
 void sm90_multiply_parts(Context& c, const void* x, std::int64_t rows, const DeviceMatrix& weight,
@@ -352,26 +316,19 @@ void sm90_multiply_parts(Context& c, const void* x, std::int64_t rows, const Dev
     if (c.failed() || rows == 0) return;
     const std::int64_t ins = by_rows ? weight.outs : weight.ins;
     const std::int64_t outs = by_rows ? weight.ins : weight.outs;
-    const int columns = by_rows ? 256 : 128;
-    const int cluster = by_rows && rows > tile_rows ? 2 : 1;
-    Product p = frame(c, x, rows, ins, parts, cluster);
+    Product p = frame(c, x, rows, ins, parts);
     p.weight[0] = tensor_map(c, weight.data, weight.outs, weight.ins, by_rows ? 64 : 128);
     p.out[0] = sums;
     p.outs[0] = static_cast<int>(outs);
     p.spread = static_cast<int>(parts);
-    one_list(p, tiles(outs, columns));
-    if (by_rows) {
-        cluster == 2 ? launch<Form::parts, 256, true, 2, false>(c, p)
-                     : launch<Form::parts, 256, true, 1, false>(c, p);
-    } else {
-        launch<Form::parts, 128, false, 1, false>(c, p);
-    }
+    one_list(p, tiles(outs, by_rows ? 256 : 128));
+    by_rows ? launch<Form::parts, 256, true, false>(c, p) : launch<Form::parts, 128, false, false>(c, p);
 }
 
 bool hopper_kernels_compiled() {
     // A build without code for 9.0a still has these functions, empty; ask one of them.
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, sm90_multiply_kernel<Form::gated, 64, false, 1, false>) !=
+    if (cudaFuncGetAttributes(&attributes, sm90_multiply_kernel<Form::gated, 64, false, false>) !=
         cudaSuccess) {
         cudaGetLastError();
         return false;
