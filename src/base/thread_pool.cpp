@@ -5,6 +5,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <sched.h>
@@ -19,8 +20,15 @@ struct ThreadPool::Loop {
 
 ThreadPool::ThreadPool(int threads) {
     assert(threads >= 1);
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    try {
+        for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+        // A limit on processes or memory; those there are do the work, and results do not depend on their
+        // number.
+    }
 }
+
+bool ThreadPool::can_make(int threads) { return ThreadPool(threads).threads() == threads; }
 
 ThreadPool::~ThreadPool() {
     {

@@ -16,7 +16,8 @@ namespace dgemma {
 // depend on the item alone; then results do not depend on the number of threads.
 class ThreadPool {
   public:
-    // threads: how many work on a loop, the caller included; at least 1.
+    // threads: how many work on a loop, the caller included; at least 1. Where the system makes fewer, the
+    // pool works with those: threads() says how many.
     explicit ThreadPool(int threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -28,6 +29,9 @@ class ThreadPool {
     // returns when all are done. One loop at a time: not to be called from within a body.
     void parallel_for(std::int64_t items, std::int64_t grain,
                       const std::function<void(std::int64_t begin, std::int64_t end)>& body);
+
+    // Whether the system makes that many threads now.
+    static bool can_make(int threads);
 
     // Physical cores this process may use (hyper-threads counted once), at least 1.
     static int default_threads();

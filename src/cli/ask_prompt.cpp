@@ -30,6 +30,21 @@ Result<std::string> read_all(std::istream& in, const std::string& where) {
     return out;
 }
 
+// Without the byte order mark that some editors put before UTF-8: no part of what was written.
+std::string without_mark(std::string text) {
+    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+    return text;
+}
+
+Status check_utf8(std::string_view text, const std::string& path) {
+    if (const auto at = first_invalid_utf8(text)) {
+        return usage(
+            fmt::format("The file {} is not UTF-8 (byte {}); convert it first, for example with iconv.",
+                        in_quotes(path), *at + 1));
+    }
+    return {};
+}
+
 // The whole of a file, a pipe or a device. `flag` named it.
 Result<std::string> read_named(const std::string& path, std::string_view flag) {
     std::ifstream file(path, std::ios::binary);
@@ -37,7 +52,8 @@ Result<std::string> read_named(const std::string& path, std::string_view flag) {
         return Error{ErrorKind::not_found,
                      fmt::format("The file {} cannot be opened; check {}.", in_quotes(path), flag)};
     }
-    return read_all(file, in_quotes(path));
+    DGEMMA_TRY(std::string content, read_all(file, in_quotes(path)));
+    return without_mark(std::move(content));
 }
 
 // What there is to ask, as typed or read; nothing where only --messages asks. Checked: UTF-8, and not blank.
@@ -61,6 +77,7 @@ Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Conso
         }
         where = "The prompt on stdin";
         DGEMMA_TRY(prompt, read_all(console.in, where));
+        prompt = without_mark(std::move(prompt));
     }
     if (const auto at = first_invalid_utf8(prompt)) {
         return usage(fmt::format("{} is not UTF-8 (byte {}); convert it first, for example with iconv.",
@@ -80,6 +97,7 @@ Value message(std::string_view role, std::string content) {
 // --messages: a list, or an object with "messages" and maybe "tools".
 Status read_messages(const std::string& path, Value::Array& messages, Value& tools) {
     DGEMMA_TRY(const std::string content, read_named(path, "--messages"));
+    DGEMMA_CHECK(check_utf8(content, path));
     DGEMMA_TRY(Value value, text::parse_json(content, in_quotes(path)));
     if (value.is(Value::Type::object)) {
         if (const Value* found = value.find("tools")) tools = *found;
@@ -135,6 +153,7 @@ Result<AskInput> read_ask_input(const Arguments& arguments, Console& console) {
                 "There are tools in the file of --messages and in that of --tools; leave out one of them.");
         }
         DGEMMA_TRY(const std::string content, read_named(*path, "--tools"));
+        DGEMMA_CHECK(check_utf8(content, *path));
         DGEMMA_TRY(out.tools, text::parse_json(content, in_quotes(*path)));
     }
     DGEMMA_TRY(out.prompt, read_prompt(arguments, console));

@@ -1,5 +1,6 @@
 // `eval`: a file of prompts with known answers.
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -79,6 +80,11 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const std::vector<EvalCase> cases, chosen_cases(arguments));
     std::ofstream rows;
     if (const auto path = arguments.text(Flag::rows)) {
+        std::error_code error;
+        if (std::filesystem::equivalent(*path, arguments.text(Flag::cases).value_or(""), error)) {
+            return Error{ErrorKind::usage,
+                         "--rows names the file of --cases, which it would overwrite; name another file."};
+        }
         rows.open(*path);
         if (!rows) {
             return Error{ErrorKind::io,

@@ -3,7 +3,10 @@
 #include <system_error>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "cli/generation_flags.h"
+#include "cli/words.h"
 #include "files/locate.h"
 #include "files/mapping.h"
 #include "text/value.h"
@@ -73,12 +76,39 @@ Result<text::TemplateRevision> template_of(const fs::path& directory, const Argu
     return revision;
 }
 
+namespace {
+
+// A tokenizer of another model gives ids that mean something else here, and no error of its own.
+Status check_fit(const text::Tokenizer& tokenizer, const model::Config& config, const fs::path& directory) {
+    if (tokenizer.vocab_size() != config.text.vocab_size) {
+        return Error{
+            ErrorKind::invalid,
+            fmt::format("The tokenizer of {} has {} tokens, and the model {}; it belongs to another model. "
+                        "Download the model's own tokenizer.json.",
+                        in_quotes(directory.string()), tokenizer.vocab_size(), config.text.vocab_size)};
+    }
+    for (const std::string_view token : {"<bos>", "<|turn>", "<turn|>"}) {
+        const std::int32_t id = tokenizer.id_of(token);
+        if (id < 0 || !tokenizer.is_special(id)) {
+            return Error{
+                ErrorKind::invalid,
+                fmt::format("The tokenizer of {} has no control token {}, which every prompt needs; download "
+                            "the model's own tokenizer.json.",
+                            in_quotes(directory.string()), token)};
+        }
+    }
+    return {};
+}
+
+}  // namespace
+
 Result<OpenModel> open_model(const Arguments& arguments) {
     DGEMMA_TRY(const fs::path path, chosen_model(arguments));
     DGEMMA_TRY(files::Checkpoint opened, files::Checkpoint::open(path));
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
     DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(checkpoint->path()));
     DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, load_options(arguments)));
+    DGEMMA_CHECK(check_fit(tokenizer, generator->config(), checkpoint->path()));
     return OpenModel{std::move(checkpoint), std::move(tokenizer), std::move(generator)};
 }
 

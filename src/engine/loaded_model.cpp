@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/core.h>
+
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "base/thread_pool.h"
@@ -32,6 +34,11 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
         return Error{ErrorKind::usage,
                      "threads and context cannot be negative, and a prefill chunk has at least one token"};
     }
+    if (options.threads > 0 && !ThreadPool::can_make(options.threads)) {
+        return Error{ErrorKind::io,
+                     fmt::format("the system does not make {} threads: ask for fewer with --threads",
+                                 options.threads)};
+    }
     auto loaded = std::make_unique<LoadedModel>();
     DGEMMA_TRY(const std::string config, checkpoint.config_text());
     DGEMMA_TRY(loaded->config, model::parse_config(config, (checkpoint.path() / "config.json").string()));
@@ -40,6 +47,15 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
         DGEMMA_TRY(loaded->generation,
                    model::parse_generation_config(generation,
                                                   (checkpoint.path() / "generation_config.json").string()));
+    }
+    for (const int id : loaded->generation.eos_ids) {
+        if (id < 0 || id >= loaded->config.text.vocab_size) {
+            return Error{
+                ErrorKind::invalid,
+                fmt::format("generation_config.json names the stop id {}, and the vocabulary has {} tokens: "
+                            "the file belongs to another model",
+                            id, loaded->config.text.vocab_size)};
+        }
     }
     loaded->context = options.context > 0 ? options.context : loaded->config.text.max_positions;
     DGEMMA_TRY(loaded->backend, make_backend(options));

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "diffusion/denoiser.h"
+#include "engine/budget.h"
 #include "engine/loaded_model.h"
 
 namespace dgemma::engine {
@@ -41,6 +42,8 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     tell("load", 1, 1);
     backend::Backend& backend = *loaded->backend;
     const int vocab = loaded->config.text.vocab_size;
+    const int length = options.canvas_length > 0 ? options.canvas_length : loaded->config.canvas_length;
+    DGEMMA_CHECK(plan_budget(options.prompt_tokens, length, length, false, loaded->context));
     if (!backend.set_soft_cutoff(options.soft_cutoff)) {
         return Error{ErrorKind::unsupported, "this backend cannot leave entries out of soft embeddings"};
     }
@@ -65,7 +68,6 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     denoising.adaptive_stop = false;
     denoising.seed = options.seed;
     denoising.guards = diffusion::Guards::none();
-    const int length = options.canvas_length > 0 ? options.canvas_length : loaded->config.canvas_length;
     DGEMMA_TRY(auto denoiser, diffusion::Denoiser::start(denoising, {.length = length, .vocabulary = vocab},
                                                          *noise, {0, 0}));
     DGEMMA_TRY(const auto logits, backend.make_logits(length, vocab));

@@ -130,11 +130,10 @@ Result<Tokenizer> load_tokenizer_for(const std::filesystem::path& path) {
     for (const char* name : {"tokenizer.json", "tokenizer.json.gz"}) {
         if (fs::exists(directory / name, error)) return Tokenizer::load(directory / name);
     }
-    return Error{
-        ErrorKind::not_found,
-        fmt::format("There is no tokenizer.json in {}; download it from the model's page, or name one with "
-                    "--tokenizer.",
-                    files::quote(directory.empty() ? "." : directory.native()))};
+    return Error{ErrorKind::not_found,
+                 fmt::format("There is no tokenizer.json in {}; download it with hf download ORG/NAME "
+                             "tokenizer.json --local-dir and that directory.",
+                             files::quote(directory.empty() ? "." : directory.native()))};
 }
 
 }  // namespace dgemma::text

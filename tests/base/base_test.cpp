@@ -1,9 +1,11 @@
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "base/counter_rng.h"
 #include "base/dtype.h"
@@ -55,6 +57,25 @@ TEST(ThreadPool, CoversEveryItemOnce) {
         }
     }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void work_in_little_space() {
+    rlimit little;
+    little.rlim_cur = little.rlim_max = rlim_t{512} << 20;
+    setrlimit(RLIMIT_AS, &little);
+    if (ThreadPool::can_make(1024)) std::exit(1);
+    ThreadPool pool(1024);
+    std::atomic<int> sum = 0;
+    pool.parallel_for(100, 1, [&](std::int64_t begin, std::int64_t) { sum += static_cast<int>(begin); });
+    std::exit(sum == 4950 ? 0 : 2);
+}
+
+// A limit on address space leaves no room for so many stacks; the pool does with fewer and says so.
+TEST(ThreadPool, DoesWithTheThreadsThereAre) {
+    EXPECT_TRUE(ThreadPool::can_make(3));
+    EXPECT_EXIT(work_in_little_space(), ::testing::ExitedWithCode(0), "");
+}
+#endif
 
 TEST(ThreadPool, CountsAtLeastOneCore) { EXPECT_GE(ThreadPool::default_threads(), 1); }
 
