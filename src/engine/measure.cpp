@@ -102,6 +102,7 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     out.median_step_ms = median({out.step_ms.begin() + 1, out.step_ms.end()});
     for (std::size_t s = 0; s < backend::kStages; ++s) {
         std::vector<double> of_stage;
+        of_stage.reserve(stages.size());
         for (const auto& times : stages) of_stage.push_back(times[s]);
         out.stage_ms[s] = median(of_stage);
     }
