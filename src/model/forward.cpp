@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <cmath>
 
@@ -153,7 +154,6 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
     const float eps = config_.text.rms_eps;
     std::vector<std::uint64_t> key;
     for (const Canvas& c : canvases) {
-        key.push_back(reinterpret_cast<std::uintptr_t>(c.logits));
         key.push_back(c.self_condition ? 1 : 0);
     }
     run(rows, probe, key, [&] {
@@ -216,7 +216,7 @@ void Model::run(const Rows& rows, const Probe* probe, std::vector<std::uint64_t>
         return;
     }
     key.push_back(rows.store ? 1 : 0);
-    key.push_back(reinterpret_cast<std::uintptr_t>(x_.data));  // the workspace may have grown
+    key.push_back(workspace_);
     for (const backend::AttentionSegment& s : rows.segments(0))
         key.push_back(static_cast<std::uint64_t>(s.rows));
     backend_.run_pass(key, operations);
@@ -354,6 +354,8 @@ Status Model::prepare_workspace(std::int64_t rows) {
             memory_.push_back(std::move(memory));
         }
         capacity_ = rows;
+        static std::atomic<std::uint64_t> workspaces{0};
+        workspace_ = ++workspaces;
     }
     for (const Slot& s : slots) {
         s.mat->rows = rows;

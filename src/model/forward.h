@@ -86,6 +86,7 @@ class Model {
 
     // Activations of a pass, grown to the largest one so far.
     std::int64_t capacity_ = 0;
+    std::uint64_t workspace_ = 0;  // changes with the memory, and no two are alike
     std::vector<std::unique_ptr<backend::Storage>> memory_;
     backend::Mat x_, normed_, experts_in_, q_, k_, v_, heads_, branch_, sparse_, expert_ids_, expert_weights_,
         probabilities_;

@@ -3,6 +3,7 @@
 // sums depend on its own keys alone. The path of f32 models.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -13,6 +14,7 @@ constexpr int most_dim = 512;
 
 template <class T, class C>
 __global__ void __launch_bounds__(32 * warps) attention_any_kernel(AttentionPointers p) {
+    begin_kernel();
     __shared__ float query[most_dim];
     __shared__ float outs[warps][most_dim];
     __shared__ float tops[warps], sums[warps];
@@ -115,15 +117,14 @@ void attention_any(Context& c, Element type, Element cache, const AttentionPoint
     }
     const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(p.heads));
     if (type == Element::bf16 && cache == Element::bf16) {
-        attention_any_kernel<bf16, bf16><<<grid, 32 * warps, 0, c.stream()>>>(p);
+        launch(c, "attention", attention_any_kernel<bf16, bf16>, grid, 32 * warps, 0, p);
     } else if (type == Element::bf16) {
-        attention_any_kernel<bf16, float><<<grid, 32 * warps, 0, c.stream()>>>(p);
+        launch(c, "attention", attention_any_kernel<bf16, float>, grid, 32 * warps, 0, p);
     } else if (cache == Element::bf16) {
-        attention_any_kernel<float, bf16><<<grid, 32 * warps, 0, c.stream()>>>(p);
+        launch(c, "attention", attention_any_kernel<float, bf16>, grid, 32 * warps, 0, p);
     } else {
-        attention_any_kernel<float, float><<<grid, 32 * warps, 0, c.stream()>>>(p);
+        launch(c, "attention", attention_any_kernel<float, float>, grid, 32 * warps, 0, p);
     }
-    c.check(cudaGetLastError(), "attention");
 }
 
 }  // namespace dgemma::backend::cuda

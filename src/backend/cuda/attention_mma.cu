@@ -8,6 +8,7 @@
 // alone.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -34,6 +35,7 @@ struct Shared {
 template <int Dim, int Keys>
 __global__ void __launch_bounds__(threads, Dim <= 256 ? 2 : 1)
     attention_mma_kernel(AttentionPointers p, int splits, float* partial_sums, float2* partial_ends) {
+    begin_kernel();
     extern __shared__ __align__(16) std::uint8_t memory[];
     auto& s = *reinterpret_cast<Shared<Dim, Keys>*>(memory);
     const DeviceSegment segment = p.segments[static_cast<int>(blockIdx.z) / splits];
@@ -240,6 +242,7 @@ __global__ void __launch_bounds__(threads, Dim <= 256 ? 2 : 1)
 // One warp per row and head: the parts brought to one maximum and added in order.
 __global__ void attention_merge_kernel(const float* sums, const float2* ends, std::int64_t count, int dim,
                                        int splits, bf16* out) {
+    begin_kernel();
     const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     if (at >= count) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -265,7 +268,7 @@ __global__ void attention_merge_kernel(const float* sums, const float2* ends, st
 }
 
 template <int Dim, int Keys>
-void launch(Context& c, const AttentionPointers& p) {
+void run_attention(Context& c, const AttentionPointers& p) {
     constexpr int bytes = static_cast<int>(sizeof(Shared<Dim, Keys>));
     auto* kernel = attention_mma_kernel<Dim, Keys>;
     c.check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention");
@@ -277,8 +280,7 @@ void launch(Context& c, const AttentionPointers& p) {
     const std::int64_t packed = p.most_rows * (p.heads / p.kv_heads);
     const dim3 grid(static_cast<unsigned>((packed + rows_of_block - 1) / rows_of_block),
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * splits));
-    kernel<<<grid, threads, bytes, c.stream()>>>(p, splits, sums, ends);
-    c.check(cudaGetLastError(), "attention");
+    launch(c, "attention", kernel, grid, threads, bytes, p, splits, sums, ends);
     if (splits > 1) {
         merge_attention(c, sums, ends, count, Dim, splits, p.out);
     }
@@ -292,17 +294,16 @@ int keys_for(const Context& c) {
 }
 
 template <int Dim>
-void launch_fitting(Context& c, const AttentionPointers& p) {
-    keys_for<Dim>(c) == 64 ? launch<Dim, 64>(c, p) : launch<Dim, 32>(c, p);
+void run_fitting(Context& c, const AttentionPointers& p) {
+    keys_for<Dim>(c) == 64 ? run_attention<Dim, 64>(c, p) : run_attention<Dim, 32>(c, p);
 }
 
 }  // namespace
 
 void merge_attention(Context& c, const float* sums, const float2* ends, std::int64_t count, int dim,
                      int splits, void* out) {
-    attention_merge_kernel<<<static_cast<unsigned>((count + 7) / 8), 256, 0, c.stream()>>>(
-        sums, ends, count, dim, splits, static_cast<bf16*>(out));
-    c.check(cudaGetLastError(), "attention");
+    launch(c, "attention", attention_merge_kernel, static_cast<unsigned>((count + 7) / 8), 256, 0, sums, ends,
+           count, dim, splits, static_cast<bf16*>(out));
 }
 
 bool attention_mma_fits(const Context& c, int head_dim) {
@@ -325,17 +326,17 @@ void attention_mma(Context& c, const AttentionPointers& p) {
     if (c.failed() || p.rows == 0) return;
     switch (p.head_dim) {
         case 16:
-            return launch<16, 64>(c, p);
+            return run_attention<16, 64>(c, p);
         case 32:
-            return launch<32, 64>(c, p);
+            return run_attention<32, 64>(c, p);
         case 64:
-            return launch<64, 64>(c, p);
+            return run_attention<64, 64>(c, p);
         case 128:
-            return launch<128, 64>(c, p);
+            return run_attention<128, 64>(c, p);
         case 256:
-            return launch_fitting<256>(c, p);
+            return run_fitting<256>(c, p);
         default:
-            return launch_fitting<512>(c, p);
+            return run_fitting<512>(c, p);
     }
 }
 

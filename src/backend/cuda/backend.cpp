@@ -92,12 +92,14 @@ class CudaBackend final : public Backend {
 
     void fill_zero(const Mat& to) override {
         settle();
+        context_->nothing_early();
         const auto bytes = static_cast<std::size_t>(to.rows * to.cols) * activation_bytes();
         context_->check(cudaMemsetAsync(to.data, 0, bytes, context_->stream()), "filling with zeros");
     }
 
     void copy(const Mat& from, const Mat& to) override {
         settle();
+        context_->nothing_early();
         const auto bytes = static_cast<std::size_t>(from.rows * from.cols) * activation_bytes();
         context_->check(
             cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, context_->stream()),
@@ -137,9 +139,13 @@ class CudaBackend final : public Backend {
     // The first pass of a key runs as it comes, since working memory may still grow; the second is recorded.
     void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations) override {
         if (context_->failed() || context_->profiling()) return operations();
-        Recording& recording = recordings_[{key.begin(), key.end()}];
+        std::vector<std::uint64_t> full_key(key.begin(), key.end());
+        for (const HeadArgs::Canvas& canvas : inputs_.canvases())
+            full_key.push_back(static_cast<const DeviceLogits&>(*canvas.logits).number());
+        Recording& recording = recordings_[full_key];
         if (recording.graph != nullptr && recording.generation == context_->generation()) {
             context_->check(cudaGraphLaunch(recording.graph.get(), context_->stream()), "repeating a pass");
+            context_->nothing_early();
             return;
         }
         const bool ready = recording.generation == context_->generation();
@@ -148,7 +154,10 @@ class CudaBackend final : public Backend {
             operations();
             recording.generation = context_->generation();
         }
-        if (recordings_.size() > most_recordings) recordings_.clear();
+        if (recordings_.size() > most_recordings) {
+            context_->synchronize("a pass");
+            recordings_.clear();
+        }
     }
 
     void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override {
@@ -531,6 +540,7 @@ class CudaBackend final : public Backend {
         void* y = matrix(Scratch::expert_rows, x.cols);
         sort_by_expert(*context_, ids, x.rows, k, count, places);
         gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
+        context_->nothing_early();  // the experts would take the room of the dense MLP beside them
         if (context_->hopper() && parts_fit(element_, first, false) && parts_fit(element_, second, false) &&
             sm90_experts_fit(count, x.cols, width)) {
             sm90_experts(*context_, sorted, pairs, first, second, places, act, y);
@@ -584,8 +594,10 @@ class CudaBackend final : public Backend {
             cudaGetLastError();
             return false;
         }
+        context_->nothing_early();
         operations();
         settle();
+        context_->nothing_early();
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
         const bool captured = cudaStreamEndCapture(stream, &graph) == cudaSuccess && !context_->failed() &&

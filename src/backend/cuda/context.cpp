@@ -80,6 +80,7 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
     if (!context->failed())
         context->check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                        "configuring the memory pool");
+    context->overlaps_ = major >= 9;
     context->hopper_ = options.hopper_kernels && major == 9 && minor == 0 && hopper_kernels_compiled() &&
                        load_tensor_map_encoder();
     DGEMMA_CHECK(context->take_failure());
@@ -109,6 +110,7 @@ void Context::fork() {
     check(cudaEventRecord(forked_, stream_), "forking");
     check(cudaStreamWaitEvent(side_, forked_, 0), "forking");
     current_ = side_;
+    early_ = false;
 }
 
 void Context::join() {
@@ -116,6 +118,7 @@ void Context::join() {
     if (profiling_) return;
     check(cudaEventRecord(joined_, side_), "joining");
     check(cudaStreamWaitEvent(stream_, joined_, 0), "joining");
+    early_ = false;
 }
 
 void Context::enter() const { cudaSetDevice(device_); }
@@ -170,6 +173,7 @@ Result<void*> Context::allocate(std::size_t bytes) {
     enter();
     void* memory = nullptr;
     const cudaError_t error = cudaMallocAsync(&memory, std::max<std::size_t>(bytes, 1), stream_);
+    early_ = false;
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         return out_of_memory(bytes);
@@ -184,14 +188,17 @@ Result<void*> Context::allocate(std::size_t bytes) {
 
 void Context::release(void* memory) {
     enter();
+    early_ = false;
     cudaFreeAsync(memory, stream_);
 }
 
 void Context::to_device(void* to, const void* from, std::size_t bytes, const char* doing) {
+    early_ = false;
     if (bytes != 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), doing);
 }
 
 void Context::to_host(void* to, const void* from, std::size_t bytes, const char* doing) {
+    early_ = false;
     if (bytes != 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), doing);
     synchronize(doing);
 }
@@ -235,14 +242,16 @@ Context::Stage::Stage(Context& context, const char* name) : context_(context) {
     Mark mark{name, nullptr, nullptr};
     context.check(cudaEventCreate(&mark.begin), "measuring");
     context.check(cudaEventCreate(&mark.end), "measuring");
-    context.check(cudaEventRecord(mark.begin, context.stream_), "measuring");
+    context.early_ = false;
+    context.check(cudaEventRecord(mark.begin, context.current_), "measuring");
     context.marks_.push_back(mark);
 }
 
 Context::Stage::~Stage() {
     if (!outermost_) return;
     inside_stage = false;
-    context_.check(cudaEventRecord(context_.marks_.back().end, context_.stream_), "measuring");
+    context_.early_ = false;
+    context_.check(cudaEventRecord(context_.marks_.back().end, context_.current_), "measuring");
 }
 
 }  // namespace dgemma::backend::cuda

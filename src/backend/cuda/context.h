@@ -54,6 +54,15 @@ class Context {
     [[nodiscard]] int shared_limit() const { return shared_limit_; }  // bytes a block may opt in to
     [[nodiscard]] bool hopper() const { return hopper_; }  // compiled for, running on and allowed to use it
 
+    // Whether the next kernel may settle on the card before the one before it is over: on Hopper, unless
+    // something else than a kernel comes before it.
+    bool take_turn_early() {
+        const bool early = early_;
+        early_ = overlaps_;
+        return early;
+    }
+    void nothing_early() { early_ = false; }
+
     // Makes the device current for the calling thread.
     void enter() const;
 
@@ -67,6 +76,8 @@ class Context {
     // Changes whenever working memory moves: what was recorded before names memory that is gone.
     [[nodiscard]] std::uint64_t generation() const { return generation_; }
     void memory_moved() { ++generation_; }
+
+    std::uint64_t next_number() { return ++numbers_; }
 
     // Null after a failure.
     void* scratch(Scratch which, std::size_t bytes);
@@ -94,9 +105,10 @@ class Context {
     int device_ = 0;
     cudaStream_t stream_ = nullptr, side_ = nullptr, current_ = nullptr;
     cudaEvent_t forked_ = nullptr, joined_ = nullptr;
-    std::uint64_t generation_ = 0;
+    std::uint64_t generation_ = 0, numbers_ = 0;
     int multiprocessors_ = 0, shared_limit_ = 0;
     bool hopper_ = false;
+    bool overlaps_ = false, early_ = false;
     std::optional<Error> failure_;
     struct Piece {
         void* memory = nullptr;

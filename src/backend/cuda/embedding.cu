@@ -1,6 +1,7 @@
 // Embedding lookup, the scaling of soft embeddings, and random weights for measurements.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -8,6 +9,7 @@ namespace {
 
 template <class T, class W>
 __global__ void embed_kernel(const std::int32_t* ids, const W* table, float scale, int cols, T* out) {
+    begin_kernel();
     const W* from = table + static_cast<std::int64_t>(ids[blockIdx.x]) * cols;
     T* to = out + static_cast<std::int64_t>(blockIdx.x) * cols;
     for (int c = static_cast<int>(threadIdx.x); c < cols; c += static_cast<int>(blockDim.x))
@@ -16,6 +18,7 @@ __global__ void embed_kernel(const std::int32_t* ids, const W* table, float scal
 
 template <class T>
 __global__ void scale_kernel(const float* sums, std::int64_t parts, std::int64_t count, float scale, T* out) {
+    begin_kernel();
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float sum = 0;
@@ -32,6 +35,7 @@ __device__ std::uint64_t mix(std::uint64_t x) {
 
 template <class T>
 __global__ void random_kernel(T* to, std::int64_t count, float scale, float mean, std::uint64_t seed) {
+    begin_kernel();
     const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
     for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
          i += stride) {
@@ -53,7 +57,9 @@ void embed(Context& c, Element type, const std::int32_t* ids, const DeviceMatrix
     const auto n = static_cast<unsigned>(rows);
     const int cols = static_cast<int>(table.ins);
     const auto run = [&](auto* to, const auto* from) {
-        embed_kernel<<<n, 256, 0, c.stream()>>>(ids, from, scale, cols, to);
+        launch(c, "looking up embeddings",
+               embed_kernel<std::remove_cvref_t<decltype(*to)>, std::remove_cvref_t<decltype(*from)>>, n, 256,
+               0, ids, from, scale, cols, to);
     };
     if (type == Element::bf16) {
         if (table.type == Element::bf16) run(static_cast<bf16*>(out), static_cast<const bf16*>(table.data));
@@ -62,7 +68,6 @@ void embed(Context& c, Element type, const std::int32_t* ids, const DeviceMatrix
         if (table.type == Element::bf16) run(static_cast<float*>(out), static_cast<const bf16*>(table.data));
         if (table.type == Element::f32) run(static_cast<float*>(out), static_cast<const float*>(table.data));
     }
-    c.check(cudaGetLastError(), "looking up embeddings");
 }
 
 void scale_rounded(Context& c, Element type, const float* sums, std::int64_t parts, std::int64_t count,
@@ -70,22 +75,24 @@ void scale_rounded(Context& c, Element type, const float* sums, std::int64_t par
     if (c.failed() || count == 0) return;
     const auto blocks = static_cast<unsigned>((count + 255) / 256);
     if (type == Element::bf16) {
-        scale_kernel<<<blocks, 256, 0, c.stream()>>>(sums, parts, count, scale, static_cast<bf16*>(out));
+        launch(c, "scaling soft embeddings", scale_kernel<bf16>, blocks, 256, 0, sums, parts, count, scale,
+               static_cast<bf16*>(out));
     } else {
-        scale_kernel<<<blocks, 256, 0, c.stream()>>>(sums, parts, count, scale, static_cast<float*>(out));
+        launch(c, "scaling soft embeddings", scale_kernel<float>, blocks, 256, 0, sums, parts, count, scale,
+               static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "scaling soft embeddings");
 }
 
 void fill_random(Context& c, void* to, Element type, std::int64_t count, float scale, float mean,
                  std::uint64_t seed) {
     if (c.failed() || count == 0) return;
     if (type == Element::bf16) {
-        random_kernel<<<4096, 256, 0, c.stream()>>>(static_cast<bf16*>(to), count, scale, mean, seed);
+        launch(c, "making random weights", random_kernel<bf16>, 4096, 256, 0, static_cast<bf16*>(to), count,
+               scale, mean, seed);
     } else {
-        random_kernel<<<4096, 256, 0, c.stream()>>>(static_cast<float*>(to), count, scale, mean, seed);
+        launch(c, "making random weights", random_kernel<float>, 4096, 256, 0, static_cast<float*>(to), count,
+               scale, mean, seed);
     }
-    c.check(cudaGetLastError(), "making random weights");
 }
 
 }  // namespace dgemma::backend::cuda

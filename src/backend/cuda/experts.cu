@@ -2,6 +2,7 @@
 // back.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -15,6 +16,7 @@ constexpr int sort_warps = sort_threads / 32;
 // an expert is the order of the rows, whatever the timing. counts: [sort_warps, experts].
 __global__ void __launch_bounds__(sort_threads)
     sort_by_expert_kernel(const std::int32_t* ids, int pairs, int k, int experts, Places out) {
+    begin_kernel();
     extern __shared__ int counts[];
     __shared__ int starts[most_experts + 1];
     __shared__ int sums[sort_warps];
@@ -82,6 +84,7 @@ __global__ void __launch_bounds__(sort_threads)
 template <class T>
 __global__ void gather_rows_kernel(const T* x, const std::int32_t* row_at, std::int64_t count, int cols,
                                    T* out) {
+    begin_kernel();
     const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     if (place >= count) return;
     constexpr int in_16_bytes = 16 / sizeof(T);
@@ -93,6 +96,7 @@ __global__ void gather_rows_kernel(const T* x, const std::int32_t* row_at, std::
 template <class T>
 __global__ void combine_kernel(const T* y, const std::int32_t* place, const float* weights, int k, int cols,
                                T* out) {
+    begin_kernel();
     const std::int64_t row = blockIdx.x;
     for (int first = static_cast<int>(threadIdx.x) * 8; first < cols;
          first += static_cast<int>(blockDim.x) * 8) {
@@ -122,9 +126,9 @@ void sort_by_expert(Context& c, const std::int32_t* ids, std::int64_t rows, std:
     c.check(cudaFuncSetAttribute(sort_by_expert_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "sorting rows by expert");
     if (c.failed()) return;
-    sort_by_expert_kernel<<<1, sort_threads, static_cast<std::size_t>(bytes), c.stream()>>>(
-        ids, static_cast<int>(rows * k), static_cast<int>(k), static_cast<int>(experts), places);
-    c.check(cudaGetLastError(), "sorting rows by expert");
+    launch(c, "sorting rows by expert", sort_by_expert_kernel, 1, sort_threads,
+           static_cast<std::size_t>(bytes), ids, static_cast<int>(rows * k), static_cast<int>(k),
+           static_cast<int>(experts), places);
 }
 
 void gather_rows(Context& c, Element type, const void* x, const std::int32_t* row_at, std::int64_t count,
@@ -132,13 +136,12 @@ void gather_rows(Context& c, Element type, const void* x, const std::int32_t* ro
     if (c.failed() || count == 0) return;
     const auto blocks = static_cast<unsigned>((count + 3) / 4);
     if (type == Element::bf16) {
-        gather_rows_kernel<<<blocks, 128, 0, c.stream()>>>(static_cast<const bf16*>(x), row_at, count,
-                                                           static_cast<int>(cols), static_cast<bf16*>(out));
+        launch(c, "gathering rows", gather_rows_kernel<bf16>, blocks, 128, 0, static_cast<const bf16*>(x),
+               row_at, count, static_cast<int>(cols), static_cast<bf16*>(out));
     } else {
-        gather_rows_kernel<<<blocks, 128, 0, c.stream()>>>(static_cast<const float*>(x), row_at, count,
-                                                           static_cast<int>(cols), static_cast<float*>(out));
+        launch(c, "gathering rows", gather_rows_kernel<float>, blocks, 128, 0, static_cast<const float*>(x),
+               row_at, count, static_cast<int>(cols), static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "gathering rows");
 }
 
 void combine_experts(Context& c, Element type, const void* y, const std::int32_t* place, const float* weights,
@@ -147,15 +150,12 @@ void combine_experts(Context& c, Element type, const void* y, const std::int32_t
     const auto n = static_cast<unsigned>(rows);
     const auto threads = static_cast<unsigned>(std::min<std::int64_t>(512, (cols / 8 + 31) / 32 * 32));
     if (type == Element::bf16) {
-        combine_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const bf16*>(y), place, weights,
-                                                      static_cast<int>(k), static_cast<int>(cols),
-                                                      static_cast<bf16*>(out));
+        launch(c, "adding the experts", combine_kernel<bf16>, n, threads, 0, static_cast<const bf16*>(y),
+               place, weights, static_cast<int>(k), static_cast<int>(cols), static_cast<bf16*>(out));
     } else {
-        combine_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const float*>(y), place, weights,
-                                                      static_cast<int>(k), static_cast<int>(cols),
-                                                      static_cast<float*>(out));
+        launch(c, "adding the experts", combine_kernel<float>, n, threads, 0, static_cast<const float*>(y),
+               place, weights, static_cast<int>(k), static_cast<int>(cols), static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "adding the experts");
 }
 
 }  // namespace dgemma::backend::cuda

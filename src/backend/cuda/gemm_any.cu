@@ -2,6 +2,7 @@
 // of f32 models, and of weights that are not bf16.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -17,6 +18,7 @@ template <class X, class W, class O, bool ByRows>
 __global__ void __launch_bounds__(threads)
     multiply_any_kernel(const X* x, const W* weight, std::int64_t weight_stride, const std::int32_t* offsets,
                         int rows, int ins, int outs, O* out) {
+    begin_kernel();
     __shared__ float xs[depth][tile + 4];
     __shared__ float ws[depth][tile + 4];
     const int group = static_cast<int>(blockIdx.z);
@@ -78,6 +80,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 __global__ void gelu_times_kernel(const T* gate, const T* up, int width, std::int64_t stride, T* out) {
+    begin_kernel();
     const std::int64_t row = blockIdx.x;
     for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
         const float g = rounded<T>(gelu(to_float(gate[row * stride + i])));
@@ -87,6 +90,7 @@ __global__ void gelu_times_kernel(const T* gate, const T* up, int width, std::in
 
 template <class T>
 __global__ void add_parts_kernel(const float* sums, std::int64_t parts, std::int64_t count, T* out) {
+    begin_kernel();
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float sum = 0;
@@ -108,13 +112,13 @@ void multiply_any(Context& c, Element x_type, const void* x, std::int64_t rows, 
         using W = std::remove_cvref_t<decltype(*w)>;
         using O = std::remove_cvref_t<decltype(*to)>;
         if (by_rows) {
-            multiply_any_kernel<X, W, O, true>
-                <<<grid, threads, 0, c.stream()>>>(a, w, outs * ins, groups.offsets, static_cast<int>(rows),
-                                                   static_cast<int>(ins), static_cast<int>(outs), to);
+            launch(c, "a matrix product", multiply_any_kernel<X, W, O, true>, grid, threads, 0, a, w,
+                   outs * ins, groups.offsets, static_cast<int>(rows), static_cast<int>(ins),
+                   static_cast<int>(outs), to);
         } else {
-            multiply_any_kernel<X, W, O, false>
-                <<<grid, threads, 0, c.stream()>>>(a, w, outs * ins, groups.offsets, static_cast<int>(rows),
-                                                   static_cast<int>(ins), static_cast<int>(outs), to);
+            launch(c, "a matrix product", multiply_any_kernel<X, W, O, false>, grid, threads, 0, a, w,
+                   outs * ins, groups.offsets, static_cast<int>(rows), static_cast<int>(ins),
+                   static_cast<int>(outs), to);
         }
     };
     const auto weights = [&](const auto* a, auto* to) {
@@ -131,7 +135,6 @@ void multiply_any(Context& c, Element x_type, const void* x, std::int64_t rows, 
     } else {
         weights(static_cast<const bf16*>(x), static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "a matrix product");
 }
 
 void gelu_times(Context& c, Element type, const void* gate, const void* up, std::int64_t rows,
@@ -139,15 +142,12 @@ void gelu_times(Context& c, Element type, const void* gate, const void* up, std:
     if (c.failed() || rows == 0) return;
     const auto n = static_cast<unsigned>(rows);
     if (type == Element::bf16) {
-        gelu_times_kernel<<<n, 256, 0, c.stream()>>>(static_cast<const bf16*>(gate),
-                                                     static_cast<const bf16*>(up), static_cast<int>(width),
-                                                     stride, static_cast<bf16*>(out));
+        launch(c, "a gated product", gelu_times_kernel<bf16>, n, 256, 0, static_cast<const bf16*>(gate),
+               static_cast<const bf16*>(up), static_cast<int>(width), stride, static_cast<bf16*>(out));
     } else {
-        gelu_times_kernel<<<n, 256, 0, c.stream()>>>(static_cast<const float*>(gate),
-                                                     static_cast<const float*>(up), static_cast<int>(width),
-                                                     stride, static_cast<float*>(out));
+        launch(c, "a gated product", gelu_times_kernel<float>, n, 256, 0, static_cast<const float*>(gate),
+               static_cast<const float*>(up), static_cast<int>(width), stride, static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "a gated product");
 }
 
 void add_parts(Context& c, Element type, const float* sums, std::int64_t parts, std::int64_t count,
@@ -155,11 +155,12 @@ void add_parts(Context& c, Element type, const float* sums, std::int64_t parts, 
     if (c.failed() || count == 0) return;
     const auto blocks = static_cast<unsigned>((count + 255) / 256);
     if (type == Element::bf16) {
-        add_parts_kernel<<<blocks, 256, 0, c.stream()>>>(sums, parts, count, static_cast<bf16*>(out));
+        launch(c, "adding partial sums", add_parts_kernel<bf16>, blocks, 256, 0, sums, parts, count,
+               static_cast<bf16*>(out));
     } else {
-        add_parts_kernel<<<blocks, 256, 0, c.stream()>>>(sums, parts, count, static_cast<float*>(out));
+        launch(c, "adding partial sums", add_parts_kernel<float>, blocks, 256, 0, sums, parts, count,
+               static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "adding partial sums");
 }
 
 }  // namespace dgemma::backend::cuda

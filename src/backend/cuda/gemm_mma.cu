@@ -3,6 +3,7 @@
 // follow the number of rows.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -31,6 +32,7 @@ struct Problem {
 
 template <int Rows, bool ByRows, class O>
 __global__ void __launch_bounds__(threads) multiply_mma_kernel(Problem p, O* out) {
+    begin_kernel();
     extern __shared__ __align__(16) bf16 shared[];
     const int group = p.parts > 0 ? 0 : static_cast<int>(blockIdx.z);
     const int first = p.offsets == nullptr ? 0 : p.offsets[group];
@@ -133,7 +135,7 @@ __global__ void __launch_bounds__(threads) multiply_mma_kernel(Problem p, O* out
 }
 
 template <int Rows, bool ByRows, class O>
-void launch(Context& c, const Problem& p, std::int64_t groups, O* out) {
+void run_product(Context& c, const Problem& p, std::int64_t groups, O* out) {
     constexpr int bytes = stages * stage_elements<Rows, ByRows>() * 2;
     auto* kernel = multiply_mma_kernel<Rows, ByRows, O>;
     c.check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -141,8 +143,7 @@ void launch(Context& c, const Problem& p, std::int64_t groups, O* out) {
     const dim3 grid(static_cast<unsigned>((p.outs + columns - 1) / columns),
                     static_cast<unsigned>((p.rows + Rows - 1) / Rows),
                     static_cast<unsigned>(p.parts > 0 ? p.parts : groups));
-    kernel<<<grid, threads, bytes, c.stream()>>>(p, out);
-    c.check(cudaGetLastError(), "a matrix product");
+    launch(c, "a matrix product", kernel, grid, threads, bytes, p, out);
 }
 
 }  // namespace
@@ -162,10 +163,11 @@ void multiply_mma(Context& c, const void* x, std::int64_t rows, const DeviceMatr
     p.part = parts > 0 ? static_cast<int>(part_of(p.ins, parts)) : 0;
     const auto run = [&](auto* to) {
         if (by_rows) {
-            rows > 64 ? launch<128, true>(c, p, groups.count, to) : launch<64, true>(c, p, groups.count, to);
+            rows > 64 ? run_product<128, true>(c, p, groups.count, to)
+                      : run_product<64, true>(c, p, groups.count, to);
         } else {
-            rows > 64 ? launch<128, false>(c, p, groups.count, to)
-                      : launch<64, false>(c, p, groups.count, to);
+            rows > 64 ? run_product<128, false>(c, p, groups.count, to)
+                      : run_product<64, false>(c, p, groups.count, to);
         }
     };
     if (out_type == Element::bf16) {

@@ -5,6 +5,7 @@
 // exactly.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -42,12 +43,20 @@ struct Scores {
         const float q = x * by_y;
         return fmaf(fmaf(-q, y, x), by_y, q);
     }
+    __device__ float tangent_of(float score) const {
+        const float u = score * by_softcap;
+        if (fabsf(u) <= 0.55f) {  // nearly all: no slow unit is asked
+            const float s = u * u;
+            const float series =
+                fmaf(fmaf(fmaf(0.017295752f, s, -0.0531467447f), s, 0.13328464f), s, -0.333332875f);
+            return fmaf(u * s, series, u);
+        }
+        return fmaf(-2.0f, reciprocal(1.0f + power_of_two(score * turn)), 1.0f);
+    }
     template <bool Given>
     __device__ float zt(float score) const {
         if (Given) return score;
-        const float tangent = sizeof(T) == 4
-                                  ? tanhf(divide(score, softcap, by_softcap))
-                                  : fmaf(-2.0f, reciprocal(1.0f + power_of_two(score * turn)), 1.0f);
+        const float tangent = sizeof(T) == 4 ? tanhf(divide(score, softcap, by_softcap)) : tangent_of(score);
         return divide(softcap * tangent, temperature, by_temperature);
     }
 };
@@ -109,6 +118,7 @@ template <class T, bool Given>
 __global__ void __launch_bounds__(threads)
     statistics_kernel(const T* scores, int vocab, bool vectors, float softcap, const float* temperature,
                       LogitsForm* form, RowStats* stats, float* rounded_sums) {
+    begin_kernel();
     __shared__ Tally tallies[threads / 32];
     const LogitsForm own{Given ? 0.0f : softcap, Given ? 1.0f : *temperature};
     if (blockIdx.x == 0 && threadIdx.x == 0) *form = own;
@@ -160,6 +170,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 __global__ void row_kernel(const T* row, int vocab, const LogitsForm* form, float* out) {
+    begin_kernel();
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= vocab) return;
     const float score = to_float(row[i]);
@@ -170,6 +181,7 @@ __global__ void row_kernel(const T* row, int vocab, const LogitsForm* form, floa
 template <class T>
 __global__ void probabilities_kernel(const T* scores, int vocab, bool vectors, const LogitsForm* form,
                                      const RowStats* stats, const float* rounded_sums, T* out) {
+    begin_kernel();
     const LogitsForm own = *form;
     const Scores<T> turn(own);
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.y) * vocab;
@@ -203,15 +215,14 @@ void statistics(Context& c, Element type, const void* scores, std::int64_t rows,
     const int width = static_cast<int>(vocab);
     const bool vectors = vocab % 8 == 0;
     if (type == Element::bf16) {
-        statistics_kernel<bf16, Given><<<n, threads, 0, c.stream()>>>(static_cast<const bf16*>(scores), width,
-                                                                      vectors, softcap, temperature, form,
-                                                                      stats, rounded_sums);
+        launch(c, "the head's statistics", statistics_kernel<bf16, Given>, n, threads, 0,
+               static_cast<const bf16*>(scores), width, vectors, softcap, temperature, form, stats,
+               rounded_sums);
     } else {
-        statistics_kernel<float, Given><<<n, threads, 0, c.stream()>>>(static_cast<const float*>(scores),
-                                                                       width, vectors, softcap, temperature,
-                                                                       form, stats, rounded_sums);
+        launch(c, "the head's statistics", statistics_kernel<float, Given>, n, threads, 0,
+               static_cast<const float*>(scores), width, vectors, softcap, temperature, form, stats,
+               rounded_sums);
     }
-    c.check(cudaGetLastError(), "the head's statistics");
 }
 
 }  // namespace
@@ -232,13 +243,12 @@ void logit_row(Context& c, Element type, const void* scores, std::int64_t row, s
     if (c.failed()) return;
     const auto blocks = static_cast<unsigned>((vocab + 255) / 256);
     if (type == Element::bf16) {
-        row_kernel<<<blocks, 256, 0, c.stream()>>>(static_cast<const bf16*>(scores) + row * vocab,
-                                                   static_cast<int>(vocab), form, out);
+        launch(c, "reading a row of logits", row_kernel<bf16>, blocks, 256, 0,
+               static_cast<const bf16*>(scores) + row * vocab, static_cast<int>(vocab), form, out);
     } else {
-        row_kernel<<<blocks, 256, 0, c.stream()>>>(static_cast<const float*>(scores) + row * vocab,
-                                                   static_cast<int>(vocab), form, out);
+        launch(c, "reading a row of logits", row_kernel<float>, blocks, 256, 0,
+               static_cast<const float*>(scores) + row * vocab, static_cast<int>(vocab), form, out);
     }
-    c.check(cudaGetLastError(), "reading a row of logits");
 }
 
 void logit_probabilities(Context& c, Element type, const void* scores, std::int64_t rows, std::int64_t vocab,
@@ -249,15 +259,14 @@ void logit_probabilities(Context& c, Element type, const void* scores, std::int6
     const int width = static_cast<int>(vocab);
     const bool vectors = vocab % 8 == 0;
     if (type == Element::bf16) {
-        probabilities_kernel<<<grid, 256, 0, c.stream()>>>(static_cast<const bf16*>(scores), width, vectors,
-                                                           form, stats, rounded_sums,
-                                                           static_cast<bf16*>(out));
+        launch(c, "the probabilities of the soft embedding", probabilities_kernel<bf16>, grid, 256, 0,
+               static_cast<const bf16*>(scores), width, vectors, form, stats, rounded_sums,
+               static_cast<bf16*>(out));
     } else {
-        probabilities_kernel<<<grid, 256, 0, c.stream()>>>(static_cast<const float*>(scores), width, vectors,
-                                                           form, stats, rounded_sums,
-                                                           static_cast<float*>(out));
+        launch(c, "the probabilities of the soft embedding", probabilities_kernel<float>, grid, 256, 0,
+               static_cast<const float*>(scores), width, vectors, form, stats, rounded_sums,
+               static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "the probabilities of the soft embedding");
 }
 
 }  // namespace dgemma::backend::cuda

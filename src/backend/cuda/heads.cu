@@ -1,6 +1,7 @@
 // Norm and rotation of query, key and value heads, and the writing of keys and values to the cache.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -18,6 +19,7 @@ struct HeadsParts {
 template <class T>
 __global__ void norm_heads_kernel(HeadsParts parts, int count, int half, float eps,
                                   const std::int32_t* positions) {
+    begin_kernel();
     const int head = static_cast<int>(blockIdx.x) * heads_per_block + static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (head >= parts.first[count]) return;
@@ -67,6 +69,7 @@ __global__ void norm_heads_kernel(HeadsParts parts, int count, int half, float e
 template <class T, class C>
 __global__ void store_kv_kernel(const T* k, const T* v, const DeviceSegment* segments, int count,
                                 const std::int32_t* positions, int kv_heads, int head_dim) {
+    begin_kernel();
     const int row = static_cast<int>(blockIdx.x);
     const DeviceSegment* segment = segments;
     for (int i = 0; i < count; ++i) {
@@ -109,13 +112,12 @@ void norm_heads(Context& c, Element type, const HeadsPart* parts, int count, std
     const dim3 grid(static_cast<unsigned>((all.first[count] + heads_per_block - 1) / heads_per_block),
                     static_cast<unsigned>(rows));
     if (type == Element::bf16) {
-        norm_heads_kernel<bf16>
-            <<<grid, 32 * heads_per_block, 0, c.stream()>>>(all, count, head_dim / 2, eps, positions);
+        launch(c, "norming heads", norm_heads_kernel<bf16>, grid, 32 * heads_per_block, 0, all, count,
+               head_dim / 2, eps, positions);
     } else {
-        norm_heads_kernel<float>
-            <<<grid, 32 * heads_per_block, 0, c.stream()>>>(all, count, head_dim / 2, eps, positions);
+        launch(c, "norming heads", norm_heads_kernel<float>, grid, 32 * heads_per_block, 0, all, count,
+               head_dim / 2, eps, positions);
     }
-    c.check(cudaGetLastError(), "norming heads");
 }
 
 void store_kv(Context& c, Element type, Element cache, const void* k, const void* v,
@@ -123,9 +125,10 @@ void store_kv(Context& c, Element type, Element cache, const void* k, const void
               int kv_heads, int head_dim) {
     if (c.failed() || rows == 0) return;
     const auto run = [&](const auto* keys, const auto* values, auto tag) {
-        store_kv_kernel<std::remove_cvref_t<decltype(*keys)>, decltype(tag)>
-            <<<static_cast<unsigned>(rows), 128, 0, c.stream()>>>(keys, values, segments, count, positions,
-                                                                  kv_heads, head_dim);
+        launch(c, "storing keys and values",
+               store_kv_kernel<std::remove_cvref_t<decltype(*keys)>, decltype(tag)>,
+               static_cast<unsigned>(rows), 128, 0, keys, values, segments, count, positions, kv_heads,
+               head_dim);
     };
     if (type == Element::bf16) {
         const auto *keys = static_cast<const bf16*>(k), *values = static_cast<const bf16*>(v);
@@ -136,7 +139,6 @@ void store_kv(Context& c, Element type, Element cache, const void* k, const void
         if (cache == Element::bf16) run(keys, values, bf16{});
         if (cache == Element::f32) run(keys, values, float{});
     }
-    c.check(cudaGetLastError(), "storing keys and values");
 }
 
 }  // namespace dgemma::backend::cuda

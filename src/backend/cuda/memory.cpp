@@ -97,6 +97,7 @@ void DeviceLogits::take_statistics(float softcap, const float* temperature) {
                          device_stats(), rounded_sums());
     }
     if (context_.failed()) return;
+    context_.nothing_early();
     context_.check(cudaMemcpyAsync(host_stats_.data(), device_stats(),
                                    static_cast<std::size_t>(rows_) * sizeof(RowStats), cudaMemcpyDeviceToHost,
                                    context_.stream()),

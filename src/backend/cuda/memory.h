@@ -72,6 +72,8 @@ class DeviceLogits final : public Logits {
                                                       std::int64_t vocab);
     [[nodiscard]] std::int64_t rows() const override { return rows_; }
     [[nodiscard]] std::int64_t vocab() const { return vocab_; }
+    // Tells these logits from any that were or will be, wherever they lie.
+    [[nodiscard]] std::uint64_t number() const { return number_; }
     [[nodiscard]] std::span<const RowStats> stats() const override;
     [[nodiscard]] std::span<const float> row(int position) override;
 
@@ -85,10 +87,11 @@ class DeviceLogits final : public Logits {
 
   private:
     DeviceLogits(Context& context, Element type, std::int64_t rows, std::int64_t vocab)
-        : context_(context), type_(type), rows_(rows), vocab_(vocab) {}
+        : context_(context), type_(type), rows_(rows), vocab_(vocab), number_(context.next_number()) {}
     Context& context_;
     Element type_;
     std::int64_t rows_, vocab_;
+    std::uint64_t number_;
     std::unique_ptr<DeviceStorage> scores_, form_, stats_, rounded_sums_, one_row_;
     PinnedMemory host_stats_;
     mutable bool arriving_ = false;  // the statistics are on their way
@@ -101,6 +104,7 @@ class Inputs {
   public:
     explicit Inputs(Context& context) : context_(context) {}
     Status stage(const PassInputs& inputs);
+    [[nodiscard]] std::span<const HeadArgs::Canvas> canvases() const { return staged_.canvases; }
     void forget() { staged_ = {}; }  // the host's spans are about to go
 
     template <class T>

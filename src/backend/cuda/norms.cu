@@ -1,6 +1,7 @@
 // Norms and the sums around them: one block per row, eight columns per thread, the row in registers.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -53,6 +54,7 @@ __device__ void normalise(float (&x)[8], float scale, const float* weight, const
 
 template <class T>
 __global__ void rms_norm_kernel(const T* x, const float* weight, int cols, float eps, T* out) {
+    begin_kernel();
     __shared__ float shared[32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
@@ -64,6 +66,7 @@ __global__ void rms_norm_kernel(const T* x, const float* weight, int cols, float
 
 template <class T>
 __global__ void add_then_norm_kernel(const T* a, const T* b, int cols, float eps, T* out) {
+    begin_kernel();
     __shared__ float shared[32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
@@ -82,6 +85,7 @@ __global__ void add_then_norm_kernel(const T* a, const T* b, int cols, float eps
 template <class T>
 __global__ void norm_then_add_kernel(const T* x, const float* weight, const T* residual, int cols, float eps,
                                      T* out) {
+    begin_kernel();
     __shared__ float shared[32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
@@ -96,6 +100,7 @@ __global__ void norm_then_add_kernel(const T* x, const float* weight, const T* r
 
 template <class T>
 __global__ void end_layer_kernel(LayerEndPointers p, int cols, float eps) {
+    begin_kernel();
     __shared__ float shared[3][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
@@ -137,6 +142,7 @@ __device__ void load_addends(const Addends& a, const Columns& columns, int cols,
 
 template <class T>
 __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
+    begin_kernel();
     __shared__ float shared[2][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
@@ -166,6 +172,7 @@ __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float
 
 template <class T>
 __global__ void finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
+    begin_kernel();
     __shared__ float shared[4][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
@@ -208,6 +215,7 @@ __global__ void finish_layer_kernel(FinishLayerPointers p, int cols, float eps) 
 
 template <class T>
 __global__ void watch_kernel(const T* x, int cols, std::int32_t stage, std::int32_t* marks) {
+    begin_kernel();
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
     float v[8];
@@ -219,6 +227,7 @@ __global__ void watch_kernel(const T* x, int cols, std::int32_t stage, std::int3
 }
 
 __global__ void fill_kernel(std::int32_t* to, std::int64_t count, std::int32_t value) {
+    begin_kernel();
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < count) to[i] = value;
 }
@@ -244,13 +253,12 @@ void rms_norm(Context& c, Element type, const void* x, const float* weight, std:
     const auto n = static_cast<unsigned>(rows);
     const int width = static_cast<int>(cols);
     if (type == Element::bf16) {
-        rms_norm_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const bf16*>(x), weight, width, eps,
-                                                       static_cast<bf16*>(out));
+        launch(c, "a norm", rms_norm_kernel<bf16>, n, threads, 0, static_cast<const bf16*>(x), weight, width,
+               eps, static_cast<bf16*>(out));
     } else {
-        rms_norm_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const float*>(x), weight, width, eps,
-                                                       static_cast<float*>(out));
+        launch(c, "a norm", rms_norm_kernel<float>, n, threads, 0, static_cast<const float*>(x), weight,
+               width, eps, static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "a norm");
 }
 
 void add_then_norm(Context& c, Element type, const void* a, const void* b, std::int64_t rows,
@@ -260,13 +268,12 @@ void add_then_norm(Context& c, Element type, const void* a, const void* b, std::
     const auto n = static_cast<unsigned>(rows);
     const int width = static_cast<int>(cols);
     if (type == Element::bf16) {
-        add_then_norm_kernel<<<n, threads, 0, c.stream()>>>(
-            static_cast<const bf16*>(a), static_cast<const bf16*>(b), width, eps, static_cast<bf16*>(out));
+        launch(c, "a norm", add_then_norm_kernel<bf16>, n, threads, 0, static_cast<const bf16*>(a),
+               static_cast<const bf16*>(b), width, eps, static_cast<bf16*>(out));
     } else {
-        add_then_norm_kernel<<<n, threads, 0, c.stream()>>>(
-            static_cast<const float*>(a), static_cast<const float*>(b), width, eps, static_cast<float*>(out));
+        launch(c, "a norm", add_then_norm_kernel<float>, n, threads, 0, static_cast<const float*>(a),
+               static_cast<const float*>(b), width, eps, static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "a norm");
 }
 
 void norm_then_add(Context& c, Element type, const void* x, const float* weight, const void* residual,
@@ -276,15 +283,12 @@ void norm_then_add(Context& c, Element type, const void* x, const float* weight,
     const auto n = static_cast<unsigned>(rows);
     const int width = static_cast<int>(cols);
     if (type == Element::bf16) {
-        norm_then_add_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const bf16*>(x), weight,
-                                                            static_cast<const bf16*>(residual), width, eps,
-                                                            static_cast<bf16*>(out));
+        launch(c, "a norm", norm_then_add_kernel<bf16>, n, threads, 0, static_cast<const bf16*>(x), weight,
+               static_cast<const bf16*>(residual), width, eps, static_cast<bf16*>(out));
     } else {
-        norm_then_add_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const float*>(x), weight,
-                                                            static_cast<const float*>(residual), width, eps,
-                                                            static_cast<float*>(out));
+        launch(c, "a norm", norm_then_add_kernel<float>, n, threads, 0, static_cast<const float*>(x), weight,
+               static_cast<const float*>(residual), width, eps, static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "a norm");
 }
 
 void end_layer(Context& c, Element type, const LayerEndPointers& p, std::int64_t rows, std::int64_t cols,
@@ -293,11 +297,12 @@ void end_layer(Context& c, Element type, const LayerEndPointers& p, std::int64_t
     if (threads == 0 || rows == 0) return;
     const auto n = static_cast<unsigned>(rows);
     if (type == Element::bf16) {
-        end_layer_kernel<bf16><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+        launch(c, "the end of a layer", end_layer_kernel<bf16>, n, threads, 0, p, static_cast<int>(cols),
+               eps);
     } else {
-        end_layer_kernel<float><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+        launch(c, "the end of a layer", end_layer_kernel<float>, n, threads, 0, p, static_cast<int>(cols),
+               eps);
     }
-    c.check(cudaGetLastError(), "the end of a layer");
 }
 
 void after_attention(Context& c, Element type, const AfterAttentionPointers& p, std::int64_t rows,
@@ -306,11 +311,12 @@ void after_attention(Context& c, Element type, const AfterAttentionPointers& p, 
     if (threads == 0 || rows == 0) return;
     const auto n = static_cast<unsigned>(rows);
     if (type == Element::bf16) {
-        after_attention_kernel<bf16><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+        launch(c, "the norms after attention", after_attention_kernel<bf16>, n, threads, 0, p,
+               static_cast<int>(cols), eps);
     } else {
-        after_attention_kernel<float><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+        launch(c, "the norms after attention", after_attention_kernel<float>, n, threads, 0, p,
+               static_cast<int>(cols), eps);
     }
-    c.check(cudaGetLastError(), "the norms after attention");
 }
 
 void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::int64_t rows,
@@ -319,11 +325,12 @@ void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::i
     if (threads == 0 || rows == 0) return;
     const auto n = static_cast<unsigned>(rows);
     if (type == Element::bf16) {
-        finish_layer_kernel<bf16><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+        launch(c, "the end of a layer", finish_layer_kernel<bf16>, n, threads, 0, p, static_cast<int>(cols),
+               eps);
     } else {
-        finish_layer_kernel<float><<<n, threads, 0, c.stream()>>>(p, static_cast<int>(cols), eps);
+        launch(c, "the end of a layer", finish_layer_kernel<float>, n, threads, 0, p, static_cast<int>(cols),
+               eps);
     }
-    c.check(cudaGetLastError(), "the end of a layer");
 }
 
 void watch(Context& c, Element type, const void* x, std::int64_t rows, std::int64_t cols, std::int32_t stage,
@@ -333,17 +340,18 @@ void watch(Context& c, Element type, const void* x, std::int64_t rows, std::int6
     const auto n = static_cast<unsigned>(rows);
     const int width = static_cast<int>(cols);
     if (type == Element::bf16) {
-        watch_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const bf16*>(x), width, stage, marks);
+        launch(c, "the watch for broken rows", watch_kernel<bf16>, n, threads, 0, static_cast<const bf16*>(x),
+               width, stage, marks);
     } else {
-        watch_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const float*>(x), width, stage, marks);
+        launch(c, "the watch for broken rows", watch_kernel<float>, n, threads, 0,
+               static_cast<const float*>(x), width, stage, marks);
     }
-    c.check(cudaGetLastError(), "the watch for broken rows");
 }
 
 void fill(Context& c, std::int32_t* to, std::int64_t count, std::int32_t value) {
     if (c.failed() || count == 0) return;
-    fill_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, c.stream()>>>(to, count, value);
-    c.check(cudaGetLastError(), "filling memory");
+    launch(c, "filling memory", fill_kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, to, count,
+           value);
 }
 
 }  // namespace dgemma::backend::cuda

@@ -1,6 +1,7 @@
 // The router: its input, and the choice of experts.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -12,6 +13,7 @@ constexpr int most_chosen = 32;
 template <class T>
 __global__ void router_input_kernel(const T* h, const float* scale, float input_scale, int cols, float eps,
                                     T* out) {
+    begin_kernel();
     __shared__ float shared[32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const int first = static_cast<int>(threadIdx.x) * 8;
@@ -33,6 +35,7 @@ template <class T, int Quads>
 __global__ void choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows,
                                       int experts, int k, std::int32_t* ids, float* weights,
                                       float* probabilities) {
+    begin_kernel();
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -125,13 +128,12 @@ void router_input(Context& c, Element type, const void* h, const float* scale, f
     const auto n = static_cast<unsigned>(rows);
     const int width = static_cast<int>(cols);
     if (type == Element::bf16) {
-        router_input_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const bf16*>(h), scale, input_scale,
-                                                           width, eps, static_cast<bf16*>(out));
+        launch(c, "the router", router_input_kernel<bf16>, n, threads, 0, static_cast<const bf16*>(h), scale,
+               input_scale, width, eps, static_cast<bf16*>(out));
     } else {
-        router_input_kernel<<<n, threads, 0, c.stream()>>>(static_cast<const float*>(h), scale, input_scale,
-                                                           width, eps, static_cast<float*>(out));
+        launch(c, "the router", router_input_kernel<float>, n, threads, 0, static_cast<const float*>(h),
+               scale, input_scale, width, eps, static_cast<float*>(out));
     }
-    c.check(cudaGetLastError(), "the router");
 }
 
 void choose_experts(Context& c, Element type, const float* sums, std::int64_t parts,
@@ -146,9 +148,9 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
     }
     const auto blocks = static_cast<unsigned>((rows + 3) / 4);
     const auto run = [&](auto kernel) {
-        kernel<<<blocks, 128, 0, c.stream()>>>(sums, static_cast<int>(parts), per_expert_scale,
-                                               static_cast<int>(rows), static_cast<int>(experts),
-                                               static_cast<int>(k), ids, weights, probabilities);
+        launch(c, "the router", kernel, blocks, 128, 0, sums, static_cast<int>(parts), per_expert_scale,
+               static_cast<int>(rows), static_cast<int>(experts), static_cast<int>(k), ids, weights,
+               probabilities);
     };
     if (type == Element::bf16) {
         experts <= 128   ? run(choose_experts_kernel<bf16, 1>)
@@ -159,7 +161,6 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
         : experts <= 256 ? run(choose_experts_kernel<float, 2>)
                          : run(choose_experts_kernel<float, 8>);
     }
-    c.check(cudaGetLastError(), "the router");
 }
 
 }  // namespace dgemma::backend::cuda

@@ -10,6 +10,7 @@
 // weights, and each sums half of the columns.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
 
 namespace dgemma::backend::cuda {
@@ -64,31 +65,62 @@ struct Task {
 // Where a 16-byte piece of a row of 64 columns lies in a slab of 128-byte rows, in elements.
 __device__ __forceinline__ int swizzled(int row, int piece) { return row * 64 + ((piece ^ (row & 7)) * 8); }
 
+// The places of a copying thread in a tile: every `step`-th key from `key` on, the same 16 bytes of each.
 template <int Dim>
-__device__ void copy_tile(bf16 (&to)[Plan<Dim>::slabs][slab], const Problem& problem, const Task& task,
+struct Places {
+    static constexpr int in_row = Dim / 8;         // pieces of 16 bytes
+    static constexpr int step = copiers / in_row;  // keys from one copy to the next: 4 or 2
+    static constexpr int count = keys_of_tile / step;
+    static constexpr int repeat = 8 / step;  // copies after which the swizzle is the same
+
+    explicit __device__ Places(int thread) : key(thread / in_row), piece(thread % in_row) {
+#pragma unroll
+        for (int i = 0; i < repeat; ++i)
+            offset[i] = (piece / 8 * slab + swizzled(key + step * i, piece % 8)) * 2;
+    }
+    int key, piece;
+    int offset[repeat];  // in bytes, of the first copies in a tile's slabs
+};
+
+// Keys or values of a tile. Positions that nobody here sees become zeros.
+template <int Dim>
+__device__ void copy_tile(const bf16* to, const Problem& problem, const Task& task, const Places<Dim>& places,
                           const void* own, const void* const* pages, int tile) {
-    const int first = tile * keys_of_tile;
+    using P = Places<Dim>;
+    const int first = tile * keys_of_tile, end = first + keys_of_tile;
     const DeviceSegment& segment = task.segment;
     const int cached_end = segment.canvas_position >= 0 ? segment.canvas_position : task.highest;
-    const std::int64_t width = static_cast<std::int64_t>(problem.p.kv_heads) * Dim;
+    const int width = problem.p.kv_heads * Dim;
+    std::uint32_t base[P::repeat];
+#pragma unroll
+    for (int i = 0; i < P::repeat; ++i)
+        base[i] = shared_address(to) + static_cast<std::uint32_t>(places.offset[i]);
     const bf16* page = nullptr;
     if (first < cached_end) {
         page = static_cast<const bf16*>(pages[first / static_cast<int>(page_tokens) % segment.ring_pages]) +
-               static_cast<std::int64_t>(task.kv_head) * page_tokens * Dim;
+               (static_cast<std::int64_t>(task.kv_head) * page_tokens + places.key) * Dim + places.piece * 8;
     }
     const bf16* rows =
         static_cast<const bf16*>(own) +
-        static_cast<std::int64_t>(segment.first_row + first - segment.canvas_position) * width +
-        task.kv_head * Dim;
-#pragma unroll 4
-    for (int i = 0; i < keys_of_tile * Dim / 8 / copiers; ++i) {
-        const int at = static_cast<int>(threadIdx.x) + copiers * i;
-        const int key = at / (Dim / 8), piece = at % (Dim / 8), position = first + key;
-        const bool seen = position >= task.lowest && position < task.highest;
-        const bf16* from =
-            position < cached_end ? page + key * Dim + piece * 8 : rows + key * width + piece * 8;
-        copy16_async(shared_address(to[piece / 8] + swizzled(key, piece % 8)),
-                     seen ? from : static_cast<const bf16*>(problem.p.q), seen);
+        static_cast<std::int64_t>(segment.first_row + first - segment.canvas_position + places.key) * width +
+        task.kv_head * Dim + places.piece * 8;
+    const bool all_seen = first >= task.lowest && end <= task.highest;
+    const auto to_place = [&](int i) { return base[i % P::repeat] + i / P::repeat * (8 * 128); };
+    if (all_seen && end <= cached_end) {
+#pragma unroll
+        for (int i = 0; i < P::count; ++i) copy16_async(to_place(i), page + i * P::step * Dim, true);
+    } else if (all_seen && first >= cached_end) {
+#pragma unroll
+        for (int i = 0; i < P::count; ++i, rows += P::step * width) copy16_async(to_place(i), rows, true);
+    } else {
+#pragma unroll
+        for (int i = 0; i < P::count; ++i) {
+            const int position = first + places.key + i * P::step;
+            const bool seen = position >= task.lowest && position < task.highest;
+            const bf16* from = position < cached_end ? page + i * P::step * Dim
+                                                     : rows + static_cast<std::int64_t>(i * P::step) * width;
+            copy16_async(to_place(i), seen ? from : static_cast<const bf16*>(problem.p.q), seen);
+        }
     }
 }
 
@@ -97,29 +129,34 @@ __device__ void copy_tile(bf16 (&to)[Plan<Dim>::slabs][slab], const Problem& pro
 template <int Dim>
 __device__ void copy_all(const Problem& problem, const Task& task, Shared<Dim>& s) {
     using P = Plan<Dim>;
+    const Places<Dim> places(static_cast<int>(threadIdx.x));
+    int token = (task.packed0 + places.key) / task.group, member = (task.packed0 + places.key) % task.group;
 #pragma unroll 4
-    for (int i = 0; i < P::rows * Dim / 8 / copiers; ++i) {
-        const int at = static_cast<int>(threadIdx.x) + copiers * i;
-        const int r = at / (Dim / 8), piece = at % (Dim / 8), packed = task.packed0 + r;
-        const bool valid = packed < task.packed_rows;
-        const int token = valid ? task.segment.first_row + packed / task.group : 0;
-        const int head = task.kv_head * task.group + packed % task.group;
-        copy16_async(shared_address(s.q[piece / 8] + swizzled(r, piece % 8)),
-                     static_cast<const bf16*>(problem.p.q) +
-                         (static_cast<std::int64_t>(token) * problem.p.heads + head) * Dim + piece * 8,
-                     valid);
+    for (int i = 0; i < P::rows / Places<Dim>::step; ++i) {
+        const int r = places.key + i * Places<Dim>::step;
+        const bool valid = task.packed0 + r < task.packed_rows;
+        const bf16* from = static_cast<const bf16*>(problem.p.q) +
+                           (static_cast<std::int64_t>(task.segment.first_row + token) * problem.p.heads +
+                            task.kv_head * task.group + member) *
+                               Dim +
+                           places.piece * 8;
+        copy16_async(shared_address(s.q[places.piece / 8] + swizzled(r, places.piece % 8)),
+                     valid ? from : static_cast<const bf16*>(problem.p.q), valid);
+        for (member += Places<Dim>::step; member >= task.group; member -= task.group) ++token;
     }
     barrier_arrive_after_copies(&s.q_full);
     int stage = 0, phase = 0;
     for (int tile = task.first_tile; tile < task.end_tile; ++tile) {
         barrier_wait(&s.k_empty[stage], phase ^ 1);
-        copy_tile<Dim>(s.k[stage], problem, task, problem.p.k, task.segment.keys, tile);
+        copy_tile<Dim>(s.k[stage][0], problem, task, places, problem.p.k, task.segment.keys, tile);
         barrier_arrive_after_copies(&s.k_full[stage]);
         barrier_wait(&s.v_empty[stage], phase ^ 1);
-        copy_tile<Dim>(s.v[stage], problem, task, problem.p.v, task.segment.values, tile);
+        copy_tile<Dim>(s.v[stage][0], problem, task, places, problem.p.v, task.segment.values, tile);
         barrier_arrive_after_copies(&s.v_full[stage]);
         if (++stage == P::stages) stage = 0, phase ^= 1;
     }
+    commit_copies();
+    wait_copies<0>();
 }
 
 // Half `H` of a thread's sums: a row of the block's, from column0 on.
@@ -309,14 +346,6 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
         *reinterpret_cast<Shared<Dim>*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     const AttentionPointers& p = problem.p;
     const int t = static_cast<int>(threadIdx.x);
-    Task task;
-    task.segment = p.segments[static_cast<int>(blockIdx.z) / problem.splits];
-    task.split = static_cast<int>(blockIdx.z) % problem.splits;
-    task.group = p.heads / p.kv_heads;
-    task.kv_head = static_cast<int>(blockIdx.y);
-    task.packed0 = static_cast<int>(blockIdx.x) * P::rows;
-    task.packed_rows = task.segment.rows * task.group;
-    if (task.packed0 >= task.packed_rows) return;
     if (t == 0) {
         barrier_init(&s.q_full, copiers);
         for (int i = 0; i < P::stages; ++i) {
@@ -327,6 +356,15 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
         }
         barrier_init_done();
     }
+    begin_kernel();
+    Task task;
+    task.segment = p.segments[static_cast<int>(blockIdx.z) / problem.splits];
+    task.split = static_cast<int>(blockIdx.z) % problem.splits;
+    task.group = p.heads / p.kv_heads;
+    task.kv_head = static_cast<int>(blockIdx.y);
+    task.packed0 = static_cast<int>(blockIdx.x) * P::rows;
+    task.packed_rows = task.segment.rows * task.group;
+    if (task.packed0 >= task.packed_rows) return;
     if (t < P::rows) {
         const int token = task.segment.first_row + min(task.packed0 + t, task.packed_rows - 1) / task.group;
         s.begin[t] = p.key_begin[token];
@@ -365,7 +403,7 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
 }
 
 template <int Dim>
-void launch(Context& c, const AttentionPointers& p) {
+void run_attention(Context& c, const AttentionPointers& p) {
     using P = Plan<Dim>;
     constexpr int bytes = static_cast<int>(sizeof(Shared<Dim>)) + 1024;
     c.check(
@@ -381,8 +419,7 @@ void launch(Context& c, const AttentionPointers& p) {
     const std::int64_t packed = p.most_rows * (p.heads / p.kv_heads);
     const dim3 grid(static_cast<unsigned>((packed + P::rows - 1) / P::rows),
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * problem.splits));
-    sm90_attention_kernel<Dim><<<grid, threads, bytes, c.stream()>>>(problem);
-    c.check(cudaGetLastError(), "attention");
+    launch(c, "attention", sm90_attention_kernel<Dim>, grid, threads, bytes, problem);
     if (problem.splits > 1) merge_attention(c, problem.sums, problem.ends, count, Dim, problem.splits, p.out);
 }
 
@@ -390,7 +427,7 @@ void launch(Context& c, const AttentionPointers& p) {
 
 void sm90_attention(Context& c, const AttentionPointers& p) {
     if (c.failed() || p.rows == 0) return;
-    p.head_dim == 256 ? launch<256>(c, p) : launch<512>(c, p);
+    p.head_dim == 256 ? run_attention<256>(c, p) : run_attention<512>(c, p);
 }
 
 }  // namespace dgemma::backend::cuda

@@ -9,6 +9,7 @@
 // written. An item earlier in the list never waits for a later one, so the list always ends.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
 
 namespace dgemma::backend::cuda {
@@ -245,6 +246,7 @@ __global__ void __launch_bounds__(threads, 1) sm90_experts_kernel(const __grid_c
         }
         barrier_init_done();
     }
+    begin_kernel();
     for (int e = static_cast<int>(threadIdx.x); e <= p.experts; e += threads) s.offsets[e] = p.offsets[e];
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -300,8 +302,8 @@ void sm90_experts(Context& c, const void* x, std::int64_t pairs, const DeviceMat
     c.check(cudaFuncSetAttribute(sm90_experts_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "the experts");
     if (c.failed()) return;
-    sm90_experts_kernel<<<static_cast<unsigned>(c.multiprocessors()), threads, bytes, c.stream()>>>(p);
-    c.check(cudaGetLastError(), "the experts");
+    launch(c, "the experts", sm90_experts_kernel, static_cast<unsigned>(c.multiprocessors()), threads, bytes,
+           p);
 }
 
 }  // namespace dgemma::backend::cuda

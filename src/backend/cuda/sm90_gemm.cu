@@ -6,6 +6,7 @@
 // rows.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
 
 namespace dgemma::backend::cuda {
@@ -202,6 +203,7 @@ __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_
         }
         barrier_init_done();
     }
+    begin_kernel();
     __syncthreads();
     const int items = p.row_tiles * p.first_tile[most_weights] * p.spread;
     if (threadIdx.x < 128) {
@@ -215,15 +217,15 @@ __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_
 }
 
 template <Form Kind, int Columns, bool ByRows, bool Serial>
-void launch(Context& c, const Product& p) {
+void run_product(Context& c, const Product& p) {
     auto* kernel = sm90_multiply_kernel<Kind, Columns, ByRows, Serial>;
     constexpr int bytes = static_cast<int>(sizeof(Ring<Columns, stages_of<Columns>()>)) + 1024;
     c.check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "a matrix product");
     if (c.failed()) return;
     const int items = p.row_tiles * p.first_tile[most_weights] * p.spread;
-    kernel<<<static_cast<unsigned>(std::min(items, c.multiprocessors())), threads, bytes, c.stream()>>>(p);
-    c.check(cudaGetLastError(), "a matrix product");
+    launch(c, "a matrix product", kernel, static_cast<unsigned>(std::min(items, c.multiprocessors())),
+           threads, bytes, p);
 }
 
 int tiles(std::int64_t count, int tile) { return static_cast<int>((count + tile - 1) / tile); }
@@ -276,19 +278,19 @@ std::int64_t sm90_multiply(Context& c, const void* x, std::int64_t rows, const D
         p.outs[i] = static_cast<int>(weights[i].outs);
     }
     if (parts == 1) {
-        columns == 256   ? launch<Form::rounded, 256, false, false>(c, p)
-        : columns == 192 ? launch<Form::rounded, 192, false, false>(c, p)
-                         : launch<Form::rounded, 128, false, false>(c, p);
+        columns == 256   ? run_product<Form::rounded, 256, false, false>(c, p)
+        : columns == 192 ? run_product<Form::rounded, 192, false, false>(c, p)
+                         : run_product<Form::rounded, 128, false, false>(c, p);
         return 1;
     }
     if (count > 1 || p.row_tiles > 4) {
-        launch<Form::rounded, 128, false, true>(c, p);
+        run_product<Form::rounded, 128, false, true>(c, p);
         return 1;
     }
     float* to = c.scratch<float>(Scratch::partials, parts * rows * width);
     p.out[0] = to;
     p.spread = static_cast<int>(parts);
-    launch<Form::parts, 128, false, false>(c, p);
+    run_product<Form::parts, 128, false, false>(c, p);
     if (sums == nullptr) {
         add_parts(c, Element::bf16, to, parts, rows * width, outs[0]);
         return 1;
@@ -308,7 +310,8 @@ void sm90_multiply_gated(Context& c, const void* x, std::int64_t rows, const Dev
     p.out[0] = out;
     p.outs[0] = static_cast<int>(gate.outs);
     one_list(p, tiles(gate.outs, columns / 2));
-    many ? launch<Form::gated, 128, false, false>(c, p) : launch<Form::gated, 64, false, false>(c, p);
+    many ? run_product<Form::gated, 128, false, false>(c, p)
+         : run_product<Form::gated, 64, false, false>(c, p);
 }
 
 void sm90_multiply_parts(Context& c, const void* x, std::int64_t rows, const DeviceMatrix& weight,
@@ -322,7 +325,8 @@ void sm90_multiply_parts(Context& c, const void* x, std::int64_t rows, const Dev
     p.outs[0] = static_cast<int>(outs);
     p.spread = static_cast<int>(parts);
     one_list(p, tiles(outs, by_rows ? 256 : 128));
-    by_rows ? launch<Form::parts, 256, true, false>(c, p) : launch<Form::parts, 128, false, false>(c, p);
+    by_rows ? run_product<Form::parts, 256, true, false>(c, p)
+            : run_product<Form::parts, 128, false, false>(c, p);
 }
 
 bool hopper_kernels_compiled() {
