@@ -1,6 +1,7 @@
 #include "cli/progress_bar.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -18,7 +19,7 @@ constexpr double between_frames = 0.1, between_lines = 10;
 }  // namespace
 
 std::string time_text(double seconds) {
-    const auto whole = static_cast<std::int64_t>(std::clamp(seconds, 0.0, 1e9) + 0.5);
+    const std::int64_t whole = std::llround(std::clamp(seconds, 0.0, 1e9));
     const std::int64_t hours = whole / 3600, minutes = whole / 60 % 60, rest = whole % 60;
     if (hours > 0) return fmt::format("{}:{:02}:{:02}", hours, minutes, rest);
     return fmt::format("{}:{:02}", minutes, rest);
