@@ -3,12 +3,14 @@
 #include "backend/cpu/dot_kernels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <string>
 
 #include <gtest/gtest.h>
 
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/plain_kernels.h"
+#include "backend/cpu/instruction_sets.h"
 #include "backend/cpu/weight_rows.h"
 #include "backend/random_data.h"
 
@@ -51,29 +53,64 @@ struct AffineWeight {
     WeightView view;
 };
 
-class Dots : public ::testing::Test {
+// Each table that this machine can run, by its instruction set's name.
+class Dots : public ::testing::TestWithParam<std::string> {
   protected:
-    void SetUp() override {
-        dots = choose_dot_kernels(choose_plain_kernels().name);
-        if (dots == nullptr) GTEST_SKIP() << "skipped: this machine has no dot products of bf16 and bytes";
-    }
-    const DotKernels* dots = nullptr;
+    const DotKernels* dots = instruction_set_named(GetParam())->dots;
     RandomData data{23};
 };
 
-TEST_F(Dots, Bf16PanelsOfEveryHeight) {
+// Rows as a panel of bf16, in an order that is the table's own.
+struct Bf16Rows {
+    Bf16Rows(const DotKernels& dots, const float* x, std::int64_t rows, std::int64_t k)
+        : words(static_cast<std::size_t>(rows * k / 2 * dots.pair_words), 0xFFFFFFFFu) {
+        for (std::int64_t r = 0; r < rows; ++r) dots.round_row(x + r * k, k, rows, r, words.data());
+    }
+    std::vector<std::uint32_t> words;
+};
+
+// Rows as a panel of bytes.
+struct ByteRows {
+    ByteRows(const DotKernels& dots, const float* x, std::int64_t rows, std::int64_t k)
+        : codes(static_cast<std::size_t>(rows * k / 4), -1),
+          scales(static_cast<std::size_t>(rows * ((k + kByteBlock - 1) / kByteBlock)), std::nanf("")),
+          sums(static_cast<std::size_t>(rows * k / 32), std::nanf("")) {
+        for (std::int64_t r = 0; r < rows; ++r)
+            dots.quantise_row(x + r * k, k, rows, r, codes.data(), scales.data(), sums.data());
+    }
+    [[nodiscard]] BytePanel panel() const { return {codes.data(), scales.data(), sums.data()}; }
+    std::vector<std::int32_t> codes;
+    std::vector<float> scales, sums;
+};
+
+// [rows][32] of the first tile of a weight.
+std::vector<float> product(const DotKernels& dots, const ByteRows& x, std::int64_t rows, std::int64_t k,
+                           const AffineWeight& weight) {
+    std::vector<float> c(static_cast<std::size_t>(rows * 32), std::nanf(""));
+    if (weight.view.encoding == Encoding::affine4) {
+        std::vector<std::uint8_t> unpacked(static_cast<std::size_t>(32 * k), 0xFF);
+        dots.unpack4(k, weight.codes.data(), unpacked.data());
+        dots.affine4(static_cast<int>(rows), k, x.panel(), unpacked.data(), weight.scales.data(),
+                     weight.biases.data(), c.data(), 32);
+    } else {
+        dots.affine8(static_cast<int>(rows), k, x.panel(), weight.codes.data(), weight.scales.data(),
+                     weight.biases.data(), c.data(), 32);
+    }
+    return c;
+}
+
+TEST_P(Dots, Bf16PanelsOfEveryHeight) {
     for (const std::int64_t k : {64, 192, 704, 2112, 2816, 34}) {
         const std::vector<float> w = data.floats(32 * k);
         const HostTensor weight(w, Dtype::bf16, {32, k}, true);
-        for (int rows = 1; rows <= kMaxBf16Rows; ++rows) {
+        for (int rows = 1; rows <= dots->bf16_rows; ++rows) {
             const int missing = rows % 5;
             const std::vector<float> x = data.floats(rows * k);
-            std::vector<std::uint32_t> a(static_cast<std::size_t>(rows * k / 2)),
-                tile(static_cast<std::size_t>(16 * k), 0xFFFFFFFFu);
-            for (int r = 0; r < rows; ++r) dots->round_row(x.data() + r * k, k, rows, a.data() + r);
+            const Bf16Rows a(*dots, x.data(), rows, k);
+            std::vector<std::uint32_t> tile(static_cast<std::size_t>(16 * k), 0xFFFFFFFFu);
             dots->interleave_rows(weight.view.data, k, missing, k / 2, tile.data());
             std::vector<float> c(static_cast<std::size_t>(rows * 40), std::nanf(""));
-            dots->bf16(rows, k / 2, a.data(), tile.data(), c.data(), 40, false);
+            dots->bf16(rows, k / 2, a.words.data(), tile.data(), c.data(), 40, false);
             for (int r = 0; r < rows; ++r) {
                 for (int j = 0; j < 32; ++j) {
                     double want = 0, size = 0;
@@ -91,81 +128,102 @@ TEST_F(Dots, Bf16PanelsOfEveryHeight) {
                     ASSERT_TRUE(std::isnan(c[static_cast<std::size_t>(r * 40 + j)]));
             }
             std::vector<float> twice = c;
-            dots->bf16(rows, k / 2, a.data(), tile.data(), twice.data(), 40, true);
-            for (int j = 0; j < 32; ++j)
-                ASSERT_NEAR(twice[static_cast<std::size_t>(j)], 2 * c[static_cast<std::size_t>(j)],
-                            1e-4 * std::abs(c[static_cast<std::size_t>(j)]) + 1e-4);
+            dots->bf16(rows, k / 2, a.words.data(), tile.data(), twice.data(), 40, true);
+            for (int r = 0; r < rows; ++r) {
+                for (std::size_t i = static_cast<std::size_t>(r) * 40, j = 0; j < 32; ++j, ++i)
+                    ASSERT_NEAR(twice[i], 2 * c[i], 1e-4 * std::abs(c[i]) + 1e-4);
+            }
         }
     }
 }
 
-// A row's bits are the same in a panel of any height.
-TEST_F(Dots, ARowDoesNotSeeItsPanel) {
-    constexpr std::int64_t k = 704;
-    const AffineWeight weight(data, Encoding::affine8, 1, 32, k);
-    const std::vector<float> x = data.floats(12 * k);
+// A row's bits are the same in a panel of any height, at any place in it, and beside rows that are not
+// numbers.
+TEST_P(Dots, ARowDoesNotSeeItsPanel) {
+    constexpr std::int64_t k = 738;  // an odd number of pairs
     const std::vector<float> w = data.floats(32 * k);
     const HostTensor plain(w, Dtype::bf16, {32, k});
     std::vector<std::uint32_t> tile(static_cast<std::size_t>(16 * k));
     dots->interleave_rows(plain.view.data, k, 0, k / 2, tile.data());
-    std::vector<std::vector<float>> bf16_alone, bytes_alone;
-    for (int rows = 1; rows <= kMaxBf16Rows; ++rows) {
-        std::vector<std::uint32_t> a(static_cast<std::size_t>(rows * k / 2));
-        for (int r = 0; r < rows; ++r) dots->round_row(x.data() + r * k, k, rows, a.data() + r);
-        std::vector<float> c(static_cast<std::size_t>(rows * 32));
-        dots->bf16(rows, k / 2, a.data(), tile.data(), c.data(), 32, false);
-        bf16_alone.emplace_back(c.begin(), c.begin() + 32);
-        EXPECT_EQ(bf16_alone.back(), bf16_alone.front()) << rows;
-        if (rows > kMaxByteRows) continue;
-        std::vector<std::int32_t> codes(static_cast<std::size_t>(rows * k / 4));
-        std::vector<float> scales(static_cast<std::size_t>(rows * 3)),
-            sums(static_cast<std::size_t>(rows * k / 32));
-        for (int r = 0; r < rows; ++r)
-            dots->quantise_row(x.data() + r * k, k, rows, codes.data() + r, scales.data() + r,
-                               sums.data() + r);
-        dots->affine8(rows, k, {codes.data(), scales.data(), sums.data()}, weight.codes.data(),
-                      weight.scales.data(), weight.biases.data(), c.data(), 32);
-        bytes_alone.emplace_back(c.begin(), c.begin() + 32);
-        EXPECT_EQ(bytes_alone.back(), bytes_alone.front()) << rows;
+    const std::vector<float> row = data.floats(k);
+    std::vector<float> alone(32);
+    dots->bf16(1, k / 2, Bf16Rows(*dots, row.data(), 1, k).words.data(), tile.data(), alone.data(), 32,
+               false);
+    for (int rows = 2; rows <= dots->bf16_rows; ++rows) {
+        for (int r = 0; r < rows; ++r) {
+            std::vector<float> x = data.floats(rows * k);
+            x[static_cast<std::size_t>((r + 1) % rows * k + 5)] = std::nanf("");
+            std::copy(row.begin(), row.end(), x.begin() + r * k);
+            std::vector<float> c(static_cast<std::size_t>(rows * 32));
+            dots->bf16(rows, k / 2, Bf16Rows(*dots, x.data(), rows, k).words.data(), tile.data(), c.data(),
+                       32, false);
+            EXPECT_TRUE(std::equal(alone.begin(), alone.end(), c.begin() + r * 32)) << rows << " " << r;
+            for (int j = 0; j < 32; ++j)
+                EXPECT_TRUE(std::isnan(c[static_cast<std::size_t>((r + 1) % rows * 32 + j)]));
+        }
     }
 }
 
-TEST_F(Dots, BytesAreRoundedToTheNearestAndSummedExactly) {
+TEST_P(Dots, ARowOfBytesDoesNotSeeItsPanel) {
+    constexpr std::int64_t k = 704;
+    for (const Encoding encoding : {Encoding::affine8, Encoding::affine4}) {
+        const AffineWeight weight(data, encoding, 1, 32, k);
+        const std::vector<float> row = data.floats(k);
+        const std::vector<float> alone = product(*dots, ByteRows(*dots, row.data(), 1, k), 1, k, weight);
+        for (int rows = 2; rows <= dots->byte_rows; ++rows) {
+            for (int r = 0; r < rows; ++r) {
+                std::vector<float> x = data.floats(rows * k);
+                x[static_cast<std::size_t>((r + 1) % rows * k + 300)] = std::nanf("");
+                std::copy(row.begin(), row.end(), x.begin() + r * k);
+                const std::vector<float> c =
+                    product(*dots, ByteRows(*dots, x.data(), rows, k), rows, k, weight);
+                EXPECT_TRUE(std::equal(alone.begin(), alone.end(), c.begin() + r * 32)) << rows << " " << r;
+                for (int j = 0; j < 32; ++j)
+                    EXPECT_TRUE(std::isnan(c[static_cast<std::size_t>((r + 1) % rows * 32 + j)]));
+            }
+        }
+    }
+}
+
+TEST_P(Dots, BytesAreRoundedToTheNearest) {
     for (const std::int64_t k : {64, 192, 704, 2112, 2816}) {
         for (const Encoding encoding : {Encoding::affine8, Encoding::affine4}) {
             const AffineWeight weight(data, encoding, 1, 32, k);
-            for (int rows = 1; rows <= kMaxByteRows; ++rows) {
+            for (int rows = 1; rows <= dots->byte_rows; ++rows) {
                 std::vector<float> x = data.floats(rows * k);
                 if (rows == 2) std::fill(x.begin(), x.begin() + k, 0.0f);  // a row of zeros has no scale
-                std::vector<std::int32_t> codes(static_cast<std::size_t>(rows * k / 4), -1);
-                const std::int64_t blocks = (k + kByteBlock - 1) / kByteBlock;
-                std::vector<float> scales(static_cast<std::size_t>(rows * blocks), std::nanf("")),
-                    sums(static_cast<std::size_t>(rows * k / 32), std::nanf(""));
-                for (int r = 0; r < rows; ++r)
-                    dots->quantise_row(x.data() + r * k, k, rows, codes.data() + r, scales.data() + r,
-                                       sums.data() + r);
-                std::vector<std::uint8_t> unpacked(static_cast<std::size_t>(32 * k), 0xFF);
-                if (encoding == Encoding::affine4) {
-                    dots->unpack4(k, weight.codes.data(), unpacked.data());
-                } else {
-                    unpacked = weight.codes;
+                const ByteRows bytes(*dots, x.data(), rows, k);
+                const std::vector<float> c = product(*dots, bytes, rows, k, weight);
+                std::vector<double> values(x.size());
+                for (int r = 0; r < rows; ++r) {
+                    for (std::int64_t begin = 0; begin < k; begin += kByteBlock) {
+                        const std::int64_t end = std::min<std::int64_t>(k, begin + kByteBlock);
+                        float largest = 0;
+                        for (std::int64_t i = begin; i < end; ++i)
+                            largest = std::max(largest, std::abs(x[static_cast<std::size_t>(r * k + i)]));
+                        const float scale =
+                            bytes.scales[static_cast<std::size_t>(begin / kByteBlock * rows + r)];
+                        ASSERT_EQ(scale, largest / 127.0f);
+                        float sum = 0;
+                        for (std::int64_t i = begin; i < end; ++i) {
+                            const auto at = static_cast<std::size_t>(r * k + i);
+                            const float code =
+                                largest > 0 ? std::nearbyintf(x[at] * (127.0f / largest)) : 0.0f;
+                            values[at] = static_cast<double>(code) * scale;
+                            sum = i % 32 == 0 ? code : sum + code;
+                            if (i % 32 == 31) {
+                                ASSERT_EQ(bytes.sums[static_cast<std::size_t>(i / 32 * rows + r)], sum);
+                            }
+                        }
+                    }
                 }
-                std::vector<float> c(static_cast<std::size_t>(rows * 32), std::nanf(""));
-                dots->affine8(rows, k, {codes.data(), scales.data(), sums.data()}, unpacked.data(),
-                              weight.scales.data(), weight.biases.data(), c.data(), 32);
                 std::vector<float> w(static_cast<std::size_t>(k));
                 for (int j = 0; j < 32; ++j) {
                     load_row(weight.view, j, w.data());
                     for (int r = 0; r < rows; ++r) {
                         double want = 0, size = 0;
                         for (std::int64_t i = 0; i < k; ++i) {
-                            const std::int32_t quad = codes[static_cast<std::size_t>(i / 4 * rows + r)];
-                            const auto code = static_cast<std::int8_t>(
-                                static_cast<std::uint32_t>(quad) >> (8 * (i % 4)) & 255u);
-                            const double value = static_cast<double>(code) *
-                                                 scales[static_cast<std::size_t>(i / kByteBlock * rows + r)];
-                            ASSERT_LE(std::abs(value - x[static_cast<std::size_t>(r * k + i)]),
-                                      0.5001 * scales[static_cast<std::size_t>(i / kByteBlock * rows + r)]);
+                            const double value = values[static_cast<std::size_t>(r * k + i)];
                             want += value * w[static_cast<std::size_t>(i)];
                             size += std::abs(value) * (std::abs(w[static_cast<std::size_t>(i)]) +
                                                        0.2);  // codes and bias may cancel in w
@@ -179,7 +237,88 @@ TEST_F(Dots, BytesAreRoundedToTheNearestAndSummedExactly) {
     }
 }
 
-TEST_F(Dots, ColumnsInterleave) {
+// Whole numbers throughout, as large as they get: nothing saturates, nothing is lost.
+TEST_P(Dots, TheLargestCodesSumExactly) {
+    constexpr std::int64_t k = kByteBlock;
+    for (const Encoding encoding : {Encoding::affine8, Encoding::affine4}) {
+        AffineWeight weight(data, encoding, 1, 32, k);
+        std::fill(weight.scales.begin(), weight.scales.end(), f32_to_bf16(1.0f));
+        std::fill(weight.biases.begin(), weight.biases.end(), f32_to_bf16(0.0f));
+        for (const int fill : {0, 1, 2}) {  // as drawn; all ones; all zeros
+            if (fill > 0) std::fill(weight.codes.begin(), weight.codes.end(), fill == 1 ? 0xFF : 0x00);
+            for (int rows = 1; rows <= dots->byte_rows; ++rows) {
+                std::vector<float> x(static_cast<std::size_t>(rows * k));
+                const std::vector<std::int32_t> signs = data.ints(rows * k, 2);
+                for (std::size_t i = 0; i < x.size(); ++i) {
+                    const bool one_sign = i / static_cast<std::size_t>(k) < 2;  // rows 0 and 1
+                    x[i] =
+                        (one_sign ? i / static_cast<std::size_t>(k) == 0 : signs[i] == 0) ? 127.0f : -127.0f;
+                }
+                const std::vector<float> c =
+                    product(*dots, ByteRows(*dots, x.data(), rows, k), rows, k, weight);
+                std::vector<float> w(static_cast<std::size_t>(k));
+                for (int j = 0; j < 32; ++j) {
+                    load_row(weight.view, j, w.data());
+                    for (int r = 0; r < rows; ++r) {
+                        double want = 0;
+                        for (std::size_t i = 0; i < w.size(); ++i)
+                            want += static_cast<double>(w[i]) * x[static_cast<std::size_t>(r * k) + i];
+                        ASSERT_EQ(c[static_cast<std::size_t>(r * 32 + j)], want) << fill << " " << rows;
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The bits of every table on every machine are those that were written down here. Numbers without a library's
+// distribution in them, so that they are the same everywhere.
+TEST_P(Dots, EveryMachineGetsTheseBits) {
+    constexpr std::int64_t k = 704, rows = 5;
+    std::uint64_t state = 1;
+    const auto next = [&state] { return state = state * 6364136223846793005u + 1442695040888963407u; };
+    const auto number = [&] {
+        return (static_cast<float>(next() >> 40) - 8388608.0f) / 8388608.0f *
+               static_cast<float>(1 + (next() >> 61));
+    };
+    const auto hash = [](const std::vector<float>& values) {
+        std::uint64_t h = 14695981039346656037u;
+        for (const float v : values) h = (h ^ std::bit_cast<std::uint32_t>(v)) * 1099511628211u;
+        return h;
+    };
+    std::vector<float> x(static_cast<std::size_t>(rows * k)), w(static_cast<std::size_t>(32 * k));
+    for (float& v : x) v = number();
+    for (float& v : w) v = number();
+    const HostTensor plain(w, Dtype::bf16, {32, k});
+    std::vector<std::uint32_t> tile(static_cast<std::size_t>(16 * k));
+    dots->interleave_rows(plain.view.data, k, 0, k / 2, tile.data());
+    std::vector<float> c(static_cast<std::size_t>(rows * 32));
+    dots->bf16(rows, k / 2, Bf16Rows(*dots, x.data(), rows, k).words.data(), tile.data(), c.data(), 32,
+               false);
+    if (GetParam() == "neon_i8mm_bf16") {
+        EXPECT_EQ(hash(c), 2u) << "bf16";  // its instruction rounds pairs
+    } else {
+        EXPECT_EQ(hash(c), 1u) << "bf16";
+    }
+    for (const Encoding encoding : {Encoding::affine8, Encoding::affine4}) {
+        AffineWeight weight(data, encoding, 1, 32, k);
+        for (std::uint8_t& code : weight.codes) code = static_cast<std::uint8_t>(next() >> 56);
+        for (std::size_t i = 0; i < weight.scales.size(); ++i) {
+            weight.scales[i] = f32_to_bf16(number() / 100);
+            weight.biases[i] = f32_to_bf16(number());
+        }
+        EXPECT_EQ(hash(product(*dots, ByteRows(*dots, x.data(), rows, k), rows, k, weight)),
+                  encoding == Encoding::affine8 ? 3u : 4u)
+            << name_of(encoding);
+    }
+}
+
+TEST_P(Dots, PeaksAreMeasured) {
+    EXPECT_GT(dots->burn_bf16(1000), 0);
+    EXPECT_GT(dots->burn_bytes(1000), 0);
+}
+
+TEST_P(Dots, ColumnsInterleave) {
     const std::vector<float> w = data.floats(20 * 96);
     const HostTensor table(w, Dtype::bf16, {20, 96}, true);
     std::vector<std::uint32_t> tile(10 * 32);
@@ -194,8 +333,8 @@ TEST_F(Dots, ColumnsInterleave) {
 
 // Whole operations in mixed precision stay within what rounding their operands costs: bf16 has 2^-9 of a
 // value, a byte half a 127th of the largest of its block (about three sigma of the random rows here).
-TEST_F(Dots, MixedOperationsStayNearTheOracle) {
-    auto mixed = backend::make_plain_backend(backend::Precision::mixed, 2);
+TEST_P(Dots, MixedOperationsStayNearTheOracle) {
+    auto mixed = backend::make_plain_backend(backend::Precision::mixed, 2, GetParam());
     auto reference = backend::make_reference_backend(backend::Precision::f32);
     const auto compare = [&](const char* what, double bound, auto f) {
         EXPECT_LE(relative_error(f(*mixed), f(*reference)), bound) << what;
@@ -245,6 +384,17 @@ TEST_F(Dots, MixedOperationsStayNearTheOracle) {
         });
     }
 }
+
+std::vector<std::string> sets_with_dots() {
+    std::vector<std::string> out;
+    for (const InstructionSet& set : instruction_sets()) {
+        if (set.dots != nullptr) out.emplace_back(set.name);
+    }
+    return out;
+}
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Dots);
+INSTANTIATE_TEST_SUITE_P(Tables, Dots, ::testing::ValuesIn(sets_with_dots()),
+                         [](const auto& kind) { return kind.param; });
 
 }  // namespace
 }  // namespace dgemma::testing

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/plain_kernels.h"
+#include "backend/cpu/instruction_sets.h"
 #include "backend/random_data.h"
 
 namespace dgemma::testing {
@@ -23,14 +23,12 @@ constexpr double kBf16 = 2e-3;
 
 struct Kind {
     Precision precision;
-    const char* isa;
+    std::string isa;
 };
 
 class Plain : public ::testing::TestWithParam<Kind> {
   protected:
     void SetUp() override {
-        const auto* kernels = backend::cpu::plain_kernels_named(GetParam().isa);
-        if (kernels == nullptr) GTEST_SKIP() << "skipped: this machine has no " << GetParam().isa;
         plain = backend::make_plain_backend(GetParam().precision, 2, GetParam().isa);
         reference = backend::make_reference_backend(GetParam().precision);
     }
@@ -407,15 +405,41 @@ TEST_P(Plain, NaNRowsStayRows) {
     }
 }
 
-std::string name_of_kind(const ::testing::TestParamInfo<Kind>& info) {
-    return std::string(info.param.isa) + (info.param.precision == Precision::bf16 ? "_bf16" : "_f32");
+// Each table of plain kernels that this machine can run, in both precisions that it alone decides.
+std::vector<Kind> kinds() {
+    std::vector<Kind> out;
+    std::vector<const backend::cpu::PlainKernels*> seen;
+    for (const backend::cpu::InstructionSet& set : backend::cpu::instruction_sets()) {
+        if (std::find(seen.begin(), seen.end(), set.plain) != seen.end()) continue;
+        seen.push_back(set.plain);
+        for (const Precision precision : {Precision::f32, Precision::bf16})
+            out.push_back({precision, std::string(set.name)});
+    }
+    return out;
 }
-INSTANTIATE_TEST_SUITE_P(Tables, Plain,
-                         ::testing::Values(Kind{Precision::f32, "baseline"},
-                                           Kind{Precision::bf16, "baseline"}, Kind{Precision::f32, "avx2"},
-                                           Kind{Precision::bf16, "avx2"}, Kind{Precision::f32, "avx512"},
-                                           Kind{Precision::bf16, "avx512"}),
-                         name_of_kind);
+std::string name_of_kind(const ::testing::TestParamInfo<Kind>& info) {
+    return info.param.isa + (info.param.precision == Precision::bf16 ? "_bf16" : "_f32");
+}
+INSTANTIATE_TEST_SUITE_P(Tables, Plain, ::testing::ValuesIn(kinds()), name_of_kind);
+
+TEST(InstructionSets, EachIsForcedByItsName) {
+    const std::vector<std::string_view> names = backend::available_isas();
+    ASSERT_FALSE(names.empty());
+    EXPECT_EQ(names.front(), "baseline");
+    for (const std::string_view name : names) {
+        ASSERT_NE(backend::cpu::instruction_set_named(name), nullptr) << name;
+        EXPECT_EQ(backend::cpu::instruction_set_named(name)->name, name);
+        EXPECT_NE(backend::make_plain_backend(Precision::mixed, 1, name), nullptr) << name;
+    }
+    EXPECT_EQ(backend::cpu::instruction_set_named({})->name, names.back());
+    EXPECT_EQ(backend::cpu::instruction_set_named("avx"), nullptr);
+    EXPECT_EQ(backend::make_plain_backend(Precision::f32, 1, "avx"), nullptr);
+#if defined(__x86_64__)
+    EXPECT_EQ(backend::make_plain_backend(Precision::f32, 1, "neon"), nullptr);
+#else
+    EXPECT_EQ(backend::make_plain_backend(Precision::f32, 1, "avx2"), nullptr);
+#endif
+}
 
 }  // namespace
 }  // namespace dgemma::testing

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -17,8 +18,13 @@ namespace dgemma::backend {
 // sums in double rounded once to f32.
 std::unique_ptr<Backend> make_reference_backend(Precision precision);
 
-// Threaded f32 kernels that the compiler vectorises. isa: "baseline", "avx2" or "avx512"; empty for the best
-// this machine runs. Null where it cannot run the one named.
+// The instruction sets that the plain backend has kernels for and this machine runs, weakest first. The last
+// one is what it uses unless told otherwise. All names: "baseline" (what every machine of this kind has);
+// "avx2" (with FMA), "avx512" (F, BW, VL, DQ), "avx512_bf16_vnni"; "neon", "neon_dot", "neon_i8mm_bf16".
+std::vector<std::string_view> available_isas();
+
+// Threaded kernels for the instruction set of this name; empty for the best one. Null where this machine
+// cannot run it.
 std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa = {});
 
 namespace cpu {

@@ -9,28 +9,34 @@
 namespace dgemma::backend::cpu {
 namespace {
 
+// The chains begin apart, so that none can stand for another, and every loop over them is unrolled, so that
+// they stay in registers.
 double burn_bf16(std::int64_t rounds) {
     __m512 acc[24];
-    for (auto& v : acc) v = _mm512_setzero_ps();
+#pragma GCC unroll 24
+    for (int c = 0; c < 24; ++c) acc[c] = _mm512_set1_ps(static_cast<float>(c));
     auto x = (__m512bh)_mm512_set1_epi32(0x3F803F80);
     for (std::int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 24
         for (auto& v : acc) v = _mm512_dpbf16_ps(v, x, x);
         __asm__ volatile("" : "+v"(x));
     }
+#pragma GCC unroll 24
     for (auto& v : acc) __asm__ volatile("" ::"v"(v));
     return 24.0 * 32.0 * static_cast<double>(rounds);
 }
 
 double burn_bytes(std::int64_t rounds) {
     __m512i acc[24];
-    for (auto& v : acc) v = _mm512_setzero_si512();
+#pragma GCC unroll 24
+    for (int c = 0; c < 24; ++c) acc[c] = _mm512_set1_epi32(c);
     __m512i x = _mm512_set1_epi32(0x01010101);
     for (std::int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 24
         for (auto& v : acc) v = _mm512_dpbusd_epi32(v, x, x);
         __asm__ volatile("" : "+v"(x));
     }
+#pragma GCC unroll 24
     for (auto& v : acc) __asm__ volatile("" ::"v"(v));
     return 24.0 * 64.0 * static_cast<double>(rounds);
 }
@@ -233,7 +239,7 @@ void interleave_columns(const std::byte* rows, std::int64_t stride, std::int64_t
     }
 }
 
-void round_row(const float* x, std::int64_t k, std::int64_t step, std::uint32_t* out) {
+void round_row(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r, std::uint32_t* panel) {
     alignas(64) std::uint32_t pairs[16];
     for (std::int64_t i = 0; i < k; i += 32) {
         const std::int64_t left = k - i;
@@ -244,38 +250,43 @@ void round_row(const float* x, std::int64_t k, std::int64_t step, std::uint32_t*
         const __m512 high = _mm512_maskz_loadu_ps(mask(left - 16), x + i + 16);
         _mm512_store_si512(pairs, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         const std::int64_t count = left < 32 ? (left + 1) / 2 : 16;
-        for (std::int64_t j = 0; j < count; ++j) out[(i / 2 + j) * step] = pairs[j];
+        for (std::int64_t j = 0; j < count; ++j) panel[(i / 2 + j) * rows + r] = pairs[j];
     }
 }
 
-void quantise_row(const float* x, std::int64_t k, std::int64_t rows, std::int32_t* codes, float* scales,
-                  float* sums) {
+void quantise_row(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r, std::int32_t* codes,
+                  float* scales, float* sums) {
     for (std::int64_t begin = 0; begin < k; begin += kByteBlock) {
         const std::int64_t end = begin + kByteBlock < k ? begin + kByteBlock : k;
-        __m512 top = _mm512_setzero_ps();
+        // Sizes compare as their bits do, and a NaN is larger than infinity: it is not lost in the maximum.
+        __m512i top = _mm512_setzero_si512();
+        const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
         for (std::int64_t i = begin; i < end; i += 16)
-            top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
-        const float largest = _mm512_reduce_max_ps(top);
+            top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_loadu_si512(x + i), size));
+        const std::int32_t most = _mm512_reduce_max_epi32(top);
+        float largest;
+        std::memcpy(&largest, &most, 4);
         const float scale = largest / 127.0f;
         const __m512 inverse = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
-        scales[begin / kByteBlock * rows] = scale;
+        scales[begin / kByteBlock * rows + r] = scale;
         for (std::int64_t g = begin; g < end; g += 32) {
             const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g), inverse));
             const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g + 16), inverse));
-            sums[g / 32 * rows] = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high)));
+            sums[g / 32 * rows + r] =
+                static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high)));
             alignas(16) std::int32_t quads[8];
             _mm_store_si128(reinterpret_cast<__m128i*>(quads), _mm512_cvtsepi32_epi8(low));
             _mm_store_si128(reinterpret_cast<__m128i*>(quads + 4), _mm512_cvtsepi32_epi8(high));
-            for (int j = 0; j < 8; ++j) codes[(g / 4 + j) * rows] = quads[j];
+            for (int j = 0; j < 8; ++j) codes[(g / 4 + j) * rows + r] = quads[j];
         }
     }
 }
 
 }  // namespace
 
-const DotKernels dot_avx512 = {
-    "avx512_bf16_vnni", burn_bf16,          burn_bytes, bf16,        affine8, unpack4,
-    interleave_rows,    interleave_columns, round_row,  quantise_row};
+const DotKernels dot_avx512 = {12,          1,       6,       burn_bf16,       burn_bytes,         bf16,
+                               affine8,     affine8, unpack4, interleave_rows, interleave_columns, round_row,
+                               quantise_row};
 
 }  // namespace dgemma::backend::cpu
 #endif

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/instruction_sets.h"
 #include "backend/cpu/plain_experts.h"
 #include "backend/cpu/plain_kernels.h"
 #include "backend/cpu/plain_products.h"
@@ -18,40 +19,6 @@
 #include "base/thread_pool.h"
 
 namespace dgemma::backend {
-
-namespace cpu {
-
-const PlainKernels* plain_kernels_named(std::string_view name) {
-#if defined(__x86_64__)
-    if (name == plain_avx512.name && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-        return &plain_avx512;
-    }
-    if (name == plain_avx2.name && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &plain_avx2;
-#endif
-    return name == plain_baseline.name ? &plain_baseline : nullptr;
-}
-
-const DotKernels* choose_dot_kernels([[maybe_unused]] std::string_view allowed) {
-#if defined(__x86_64__)
-    if (allowed == plain_avx512.name && __builtin_cpu_supports("avx512bf16") &&
-        __builtin_cpu_supports("avx512vnni")) {
-        return &dot_avx512;
-    }
-#endif
-    return nullptr;
-}
-
-const PlainKernels& choose_plain_kernels() {
-    for (const std::string_view name : {"avx512", "avx2"}) {
-        if (const PlainKernels* kernels = plain_kernels_named(name)) return *kernels;
-    }
-    return plain_baseline;
-}
-
-}  // namespace cpu
 
 namespace {
 
@@ -189,7 +156,7 @@ class PlainBackend final : public HostBackend {
             return best;
         };
         const DotKernels* dots = products_.kernels().dots;
-        return {rate(kernels_.burn), dots == nullptr ? 0.0 : rate(dots->burn_bf16),
+        return {rate(kernels_.burn), dots == nullptr || dots->bf16 == nullptr ? 0.0 : rate(dots->burn_bf16),
                 dots == nullptr ? 0.0 : rate(dots->burn_bytes)};
     }
 
@@ -434,12 +401,10 @@ class PlainBackend final : public HostBackend {
 }  // namespace
 
 std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa) {
-    const cpu::PlainKernels* kernels =
-        isa.empty() ? &cpu::choose_plain_kernels() : cpu::plain_kernels_named(isa);
-    if (kernels == nullptr) return nullptr;
-    const cpu::DotKernels* dots =
-        precision == Precision::mixed ? cpu::choose_dot_kernels(kernels->name) : nullptr;
-    return std::make_unique<PlainBackend>(precision, threads, *kernels, dots);
+    const cpu::InstructionSet* set = cpu::instruction_set_named(isa);
+    if (set == nullptr) return nullptr;
+    const cpu::DotKernels* dots = precision == Precision::mixed ? set->dots : nullptr;
+    return std::make_unique<PlainBackend>(precision, threads, *set->plain, dots);
 }
 
 }  // namespace dgemma::backend

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 namespace dgemma::backend::cpu {
 
@@ -50,11 +49,8 @@ extern const PlainKernels plain_baseline;
 #if defined(__x86_64__)
 extern const PlainKernels plain_avx2;
 extern const PlainKernels plain_avx512;
+#elif defined(__aarch64__)
+extern const PlainKernels plain_neon;
 #endif
-
-// The best table for this machine; or the one of this name ("baseline", "avx2", "avx512"), null where the
-// machine cannot run it.
-const PlainKernels& choose_plain_kernels();
-const PlainKernels* plain_kernels_named(std::string_view name);
 
 }  // namespace dgemma::backend::cpu

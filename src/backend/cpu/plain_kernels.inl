@@ -103,11 +103,13 @@ inline void map(float* x, std::int64_t n, F f) {
 
 double burn(std::int64_t rounds) {
     constexpr int chains = 12;
-    Vec acc[chains]{};
     volatile float one = 1.0f;
     volatile float small = 1e-9f;
     const Vec x = splat(one);
     const Vec y = splat(small);
+    Vec acc[chains];
+    // Chains that began alike would be merged into one.
+    for (int c = 0; c < chains; ++c) acc[c] = y * static_cast<float>(c);
     for (std::int64_t i = 0; i < rounds; ++i) {
         for (auto& v : acc) v = v * x + y;
     }

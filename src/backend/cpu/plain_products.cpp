@@ -23,8 +23,8 @@ void Panels::layout(std::int64_t rows, std::int64_t k) {
     rows_ = rows;
     k_ = k;
     const std::int64_t height = operand_ == Operand::f32    ? kernels_.plain->rows
-                                : operand_ == Operand::bf16 ? kMaxBf16Rows
-                                                            : kMaxByteRows;
+                                : operand_ == Operand::bf16 ? kernels_.dots->bf16_rows
+                                                            : kernels_.dots->byte_rows;
     panels_ = (rows + height - 1) / height;
     const auto resize = [](auto& vector, std::int64_t n) {
         if (static_cast<std::int64_t>(vector.size()) < n) vector.resize(static_cast<std::size_t>(n));
@@ -37,7 +37,7 @@ void Panels::layout(std::int64_t rows, std::int64_t k) {
             for (std::int64_t c = 0; c < k; ++c) to[c * height] = 0.0f;
         }
     } else if (operand_ == Operand::bf16) {
-        resize(words_, rows * (k / 2));
+        resize(words_, rows * (k / 2) * kernels_.dots->pair_words);
     } else {
         resize(words_, rows * (k / 4));
         resize(scales_, rows * ((k + kByteBlock - 1) / kByteBlock));
@@ -52,7 +52,7 @@ std::int64_t Panels::first_row(std::int64_t panel) const {
 
 const float* Panels::f32(std::int64_t panel) const { return f32_.data() + panel * kernels_.plain->rows * k_; }
 const std::uint32_t* Panels::pairs(std::int64_t panel) const {
-    return words_.data() + first_row(panel) * (k_ / 2);
+    return words_.data() + first_row(panel) * (k_ / 2) * kernels_.dots->pair_words;
 }
 BytePanel Panels::bytes(std::int64_t panel) const {
     const std::int64_t first = first_row(panel);
@@ -73,14 +73,14 @@ void Panels::pack_row(std::int64_t r, const float* x) {
     while (first_row(panel + 1) <= r) ++panel;
     const std::int64_t first = first_row(panel);
     const std::int64_t height = first_row(panel + 1) - first;
-    const std::int64_t i = r - first;
     if (operand_ == Operand::bf16) {
-        kernels_.dots->round_row(x, k_, height, words_.data() + first * (k_ / 2) + i);
+        kernels_.dots->round_row(x, k_, height, r - first,
+                                 words_.data() + first * (k_ / 2) * kernels_.dots->pair_words);
     } else {
         const std::int64_t blocks = (k_ + kByteBlock - 1) / kByteBlock;
         kernels_.dots->quantise_row(
-            x, k_, height, reinterpret_cast<std::int32_t*>(words_.data()) + first * (k_ / 4) + i,
-            scales_.data() + first * blocks + i, sums_.data() + first * (k_ / kAffineGroup) + i);
+            x, k_, height, r - first, reinterpret_cast<std::int32_t*>(words_.data()) + first * (k_ / 4),
+            scales_.data() + first * blocks, sums_.data() + first * (k_ / kAffineGroup));
     }
 }
 
@@ -88,8 +88,10 @@ void Panels::pack_row(std::int64_t r, const float* x) {
 
 Operand Products::operand_for(const WeightView& w) const {
     if (kernels_.dots == nullptr) return Operand::f32;
-    if (w.encoding == Encoding::plain)
-        return w.type == Dtype::bf16 && cols_of(w) % 2 == 0 ? Operand::bf16 : Operand::f32;
+    if (w.encoding == Encoding::plain) {
+        const bool pairs = w.type == Dtype::bf16 && cols_of(w) % 2 == 0;
+        return pairs && kernels_.dots->bf16 != nullptr ? Operand::bf16 : Operand::f32;
+    }
     const bool affine = w.encoding == Encoding::affine8 || w.encoding == Encoding::affine4;
     return affine && w.layout == Layout::tiles ? Operand::bytes : Operand::f32;
 }
@@ -170,7 +172,7 @@ void Products::tile_dots(const Product& p, std::int64_t column) {
                              static_cast<int>(kTileRows - valid), ins / 2, words);
         tile.codes = reinterpret_cast<const std::byte*>(words);
     }
-    float* c = thread_scratch(2, kMaxBf16Rows * kTileRows);
+    float* c = thread_scratch(2, kMaxPanelRows * kTileRows);
     for (std::int64_t panel = 0; panel < p.x->panels(); ++panel) {
         const std::int64_t first = p.x->first_row(panel);
         const auto rows = static_cast<int>(p.x->first_row(panel + 1) - first);
@@ -181,8 +183,9 @@ void Products::tile_dots(const Product& p, std::int64_t column) {
             dots.bf16(rows, ins / 2, p.x->pairs(panel), reinterpret_cast<const std::uint32_t*>(tile.codes),
                       to, ld, false);
         } else {
-            dots.affine8(rows, ins, p.x->bytes(panel), reinterpret_cast<const std::uint8_t*>(tile.codes),
-                         tile.scales, tile.biases, to, ld);
+            const auto product = w.encoding == Encoding::affine4 ? dots.affine4 : dots.affine8;
+            product(rows, ins, p.x->bytes(panel), reinterpret_cast<const std::uint8_t*>(tile.codes),
+                    tile.scales, tile.biases, to, ld);
         }
         if (to == c) {
             for (std::int64_t i = 0; i < rows; ++i) std::copy_n(c + i * kTileRows, valid, out + i * outs);
@@ -229,7 +232,7 @@ void Products::times_rows(const Panels& p, std::int64_t count, const WeightView&
                 }
             }
         }
-        float* c = thread_scratch(2, std::max<std::int64_t>(kMaxBf16Rows, kernels_.plain->rows) * width);
+        float* c = thread_scratch(2, std::max<std::int64_t>(kMaxPanelRows, kernels_.plain->rows) * width);
         for (std::int64_t t = begin; t < end; ++t) {
             const std::int64_t valid = std::min(width, cols - t * width);
             const float* tile = tiles + (t - begin) * tile_words;
