@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages of debian-packages.txt that are missing: install-packages.sh build [test]
+# Installs the Debian packages of debian-packages.txt that are missing: install-packages.sh build [test] [slow]
 # Says what it does on stderr and writes nothing to stdout. Without the right to install it prints the line to run.
 set -eu
 list=$(dirname "$0")/debian-packages.txt
