@@ -1,4 +1,7 @@
 // `doctor`: would it run here, and if not, why.
+#include <algorithm>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "cli/info.h"
@@ -6,6 +9,7 @@
 #include "cli/model_choice.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
+#include "engine/generator.h"
 
 namespace dgemma::cli {
 
@@ -39,6 +43,15 @@ void look_at_machine(const Machine& machine, const Arguments& arguments, Finding
                       (sets.empty() ? "none that matter" : sets) + "; without avx2 it is slow");
     } else {
         findings.ok("instructions", sets);
+    }
+    const std::vector<std::string_view> isas = engine::cpu_isas();
+    const std::string isa = arguments.text(Flag::cpu_isa).value_or(std::string(isas.back()));
+    const std::string choice = fmt::format("{} in use; this machine runs {}", isa, fmt::join(isas, " "));
+    if (std::find(isas.begin(), isas.end(), isa) == isas.end()) {
+        findings.fail("cpu kernels",
+                      fmt::format("{} cannot run here; --cpu-isa takes {}", isa, fmt::join(isas, " ")));
+    } else {
+        findings.ok("cpu kernels", choice);
     }
     const int threads = arguments.whole_or(Flag::threads, machine.physical_cores);
     const std::string cores = fmt::format("{} to compute with, {} physical cores, {} logical processors",

@@ -235,6 +235,10 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "f32 rounds nothing; bf16 rounds where the reference does; mixed computes in f32 and multiplies in what the "
              "weights are stored in, where this machine does that faster",
      .choices = {"mixed", "f32", "bf16"}},
+    {.flag = Flag::cpu_isa, .name = "cpu-isa", .kind = FlagKind::choice,
+     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "the best this machine has",
+     .help = "the instruction set whose kernels the plain backend uses; doctor lists those that run here",
+     .choices = {"baseline", "avx2", "avx512", "avx512_bf16_vnni", "neon", "neon_dot", "neon_i8mm_bf16"}},
     {.flag = Flag::json, .name = "json", .kind = FlagKind::toggle,
      .verbs = generating | info | bench, .group = "Output", .fallback = "off",
      .help = "ask: events, one JSON object a line (docs/EVENTS.md); eval: the result as the last line;"

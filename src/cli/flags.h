@@ -78,6 +78,7 @@ enum class Flag : std::uint8_t {
     threads,
     backend,
     precision,
+    cpu_isa,
     json,
     jsonl,
     decode,

@@ -18,6 +18,7 @@ engine::LoadOptions load_options(const Arguments& arguments) {
     options.precision = precision == "bf16"    ? backend::Precision::bf16
                         : precision == "mixed" ? backend::Precision::mixed
                                                : backend::Precision::f32;
+    options.cpu_isa = arguments.text(Flag::cpu_isa).value_or("");
     options.threads = arguments.whole_or(Flag::threads, 0);
     options.context = arguments.whole_or(Flag::ctx, 0);
     return options;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -32,11 +33,15 @@ struct LoadOptions {
     // f32 rounds nothing; bf16 follows the rounding points of contract/model.md 3. Keys and values are kept
     // in it.
     backend::Precision precision = backend::Precision::f32;
+    std::string cpu_isa;      // of BackendKind::plain, one of cpu_isas(); empty: the best
     int threads = 0;          // 0: physical cores
     int device = 0;           // of BackendKind::cuda
     int context = 0;          // longest context; 0: the checkpoint's max_position_embeddings
     int prefill_chunk = 512;  // tokens of one encoder call
 };
+
+// The instruction sets that the plain backend has kernels for and this machine runs, weakest first.
+std::vector<std::string_view> cpu_isas();
 
 // Of sparse self-conditioning, in nats (contract/model.md 8).
 inline constexpr float kSparseCutoff = 10;

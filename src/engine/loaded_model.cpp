@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
@@ -23,10 +23,20 @@ Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& option
             break;
     }
     const int threads = options.threads > 0 ? options.threads : ThreadPool::default_threads();
-    return backend::make_plain_backend(options.precision, threads);
+    std::unique_ptr<backend::Backend> made =
+        backend::make_plain_backend(options.precision, threads, options.cpu_isa);
+    if (made == nullptr) {
+        return Error{
+            ErrorKind::usage,
+            fmt::format("this machine cannot run kernels for {}: leave --cpu-isa out, or choose from {}",
+                        options.cpu_isa, fmt::join(backend::available_isas(), ", "))};
+    }
+    return made;
 }
 
 }  // namespace
+
+std::vector<std::string_view> cpu_isas() { return backend::available_isas(); }
 
 Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
                                                 const LoadOptions& options) {
