@@ -184,7 +184,13 @@ Result<std::unique_ptr<PackWriter>> PackWriter::create(const fs::path& target, b
     out->blob_ = ::open(blob.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (out->blob_ < 0) return cannot_write(blob, errno);
     ::flock(out->blob_, LOCK_EX | LOCK_NB);
-    out->thread_ = std::thread([writer = out.get()] { writer->write_pieces(); });
+    try {
+        out->thread_ = std::thread([writer = out.get()] { writer->write_pieces(); });
+    } catch (const std::system_error&) {
+        return Error{ErrorKind::io,
+                     "No thread can be made to write the pack with; end other programs or raise "
+                     "the limit on processes (ulimit -u)."};
+    }
     return out;
 }
 
