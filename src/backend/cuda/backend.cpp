@@ -74,6 +74,7 @@ class CudaBackend final : public Backend {
     void upload(std::span<const float> from, const Mat& to) override {
         context_->enter();
         settle();
+        ordered_ids_ = routed_h_ = nullptr;
         if (element_ == Element::f32) {
             context_->to_device(to.data, from.data(), from.size_bytes(), "uploading values");
         } else {
@@ -317,35 +318,35 @@ class CudaBackend final : public Backend {
     void experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
                  const Mat& out) override {
         const Operation operation(*this, "experts");
-        experts_unsettled(x, routing, gate_up, down, out);
+        experts_unsettled(x, routing, gate_up, down, out, {});
         settle();
     }
 
-    // The dense MLP runs beside the router and the order of the experts, which leave the card idle.
     void branches(const Branches& b) override {
         const Operation operation(*this, nullptr, keep);
         settle();
-        const bool beside = on_hopper(b.dense_in.data, device(*b.gate).matrix()) &&
-                            on_hopper(b.dense_in.data, device(*b.gate_up).matrix());
-        if (beside) context_->fork();
-        {
-            const Context::Stage stage(*context_, "dense");
-            gated_mlp_unsettled(b.dense_in, *b.gate, *b.up, *b.down, b.dense);
-        }
-        if (beside) {
-            context_->main();
-        } else {
-            settle();
-        }
         {
             const Context::Stage stage(*context_, "router");
             route_now(b.h, b.router, b.routing);
         }
-        {
-            const Context::Stage stage(*context_, "experts");
-            experts_unsettled(b.experts_in, b.routing, *b.gate_up, *b.expert_down, b.experts);
+        const DeviceMatrix &gate = device(*b.gate).matrix(), &up = device(*b.up).matrix(),
+                           &down = device(*b.down).matrix();
+        DenseBeside dense;
+        if (experts_on_hopper(b.experts_in, device(*b.gate_up).matrix(), device(*b.expert_down).matrix()) &&
+            on_hopper(b.dense_in.data, gate) && on_hopper(b.dense_in.data, up) &&
+            on_hopper(b.dense_in.data, down)) {
+            dense.x = b.dense_in.data, dense.y = b.dense.data;
+            dense.rows = b.dense_in.rows;
+            dense.gate = gate, dense.up = up, dense.down = down;
+            dense.act = context_->scratch(
+                Scratch::activation, static_cast<std::size_t>(dense.rows * gate.outs) * size_of(element_));
+        } else {
+            const Context::Stage stage(*context_, "dense");
+            gated_mlp_unsettled(b.dense_in, *b.gate, *b.up, *b.down, b.dense);
+            settle();
         }
-        if (beside) context_->join();
+        const Context::Stage stage(*context_, dense.rows > 0 ? "experts and dense" : "experts");
+        experts_unsettled(b.experts_in, b.routing, *b.gate_up, *b.expert_down, b.experts, dense);
     }
 
     void finish_layer(const LayerEnd& a, std::int32_t stage, const Weight* next_norm,
@@ -514,39 +515,57 @@ class CudaBackend final : public Backend {
         } else {
             multiply_any(*context_, element_, a, h.rows, proj, false, {}, Element::f32, sums);
         }
+        const Places places = places_for(h.rows * out.ids.cols, proj.outs);
+        if (places.offsets == nullptr) return;
+        auto* ids = static_cast<std::int32_t*>(out.ids.data);
         choose_experts(*context_, element_, sums, parts, device(*weights.per_expert_scale).vector(), h.rows,
-                       proj.outs, out.ids.cols, static_cast<std::int32_t*>(out.ids.data),
-                       static_cast<float*>(out.weights.data), static_cast<float*>(out.probabilities.data));
+                       proj.outs, out.ids.cols, ids, static_cast<float*>(out.weights.data),
+                       static_cast<float*>(out.probabilities.data), places);
+        ordered_ids_ = ids;
+    }
+
+    // Null after a failure.
+    Places places_for(std::int64_t pairs, std::int64_t experts) {
+        Places places;
+        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * (experts + 1) + 2 * pairs);
+        std::int32_t* counters = facts();
+        if (numbers == nullptr || counters == nullptr) return places;
+        places.offsets = numbers;
+        places.ready = places.offsets + experts + 1;
+        places.place = places.ready + experts + 1;
+        places.row_at = places.place + pairs;
+        places.facts = counters;
+        places.tickets = counters + 2;
+        return places;
+    }
+
+    [[nodiscard]] bool experts_on_hopper(const Mat& x, const DeviceMatrix& gate_up,
+                                         const DeviceMatrix& down) const {
+        return on_hopper(x.data, gate_up) && on_hopper(x.data, down) &&
+               sm90_experts_fit(gate_up.groups, x.cols, down.ins);
     }
 
     void experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
-                           const Mat& out) {
+                           const Mat& out, const DenseBeside& dense) {
         const DeviceMatrix &first = device(gate_up).matrix(), &second = device(down).matrix();
         const std::int64_t k = routing.ids.cols, pairs = x.rows * k, width = second.ins, count = first.groups;
         const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
-        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * count + 1 + 2 * pairs);
-        Places places;
-        places.facts = facts();
-        if (numbers == nullptr || places.facts == nullptr) return;
-        places.offsets = numbers;
-        places.ready = places.offsets + count + 1;
-        places.place = places.ready + count;
-        places.row_at = places.place + pairs;
+        const Places places = places_for(pairs, count);
+        if (places.offsets == nullptr) return;
+        if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, count, places);
+        ordered_ids_ = nullptr;
         const auto matrix = [&](Scratch which, std::int64_t cols) {
             return context_->scratch(which, static_cast<std::size_t>(pairs * cols) * size_of(element_));
         };
-        void* sorted = matrix(Scratch::sorted_rows, x.cols);
         void* act = matrix(Scratch::expert_hidden, width);
         void* y = matrix(Scratch::expert_rows, x.cols);
-        sort_by_expert(*context_, ids, x.rows, k, count, places);
-        gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
-        context_->nothing_early();  // the experts would take the room of the dense MLP beside them
-        if (context_->hopper() && parts_fit(element_, first, false) && parts_fit(element_, second, false) &&
-            sm90_experts_fit(count, x.cols, width)) {
-            sm90_experts(*context_, sorted, pairs, first, second, places, act, y);
+        if (experts_on_hopper(x, first, second)) {
+            sm90_experts(*context_, x.data, first, second, places, act, y, dense);
         } else {
             const Groups groups{places.offsets, count};
+            void* sorted = matrix(Scratch::sorted_rows, x.cols);
             void* gu = matrix(Scratch::gate, 2 * width);
+            gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
             // An expert has at most one row of each token.
             multiply(*context_, element_, sorted, x.rows, first, groups, element_, gu);
             gelu_times(*context_, element_, gu,
@@ -561,13 +580,14 @@ class CudaBackend final : public Backend {
     // --- facts
     std::int32_t* facts() {
         if (facts_ == nullptr) {
-            auto memory = DeviceStorage::make(*context_, 2 * sizeof(std::int32_t));
+            auto memory = DeviceStorage::make(*context_, 3 * sizeof(std::int32_t));
             if (!memory) {
                 context_->fail(memory.error().kind, memory.error().message);
                 return nullptr;
             }
             facts_ = std::move(memory).value();
             clear_facts();
+            fill(*context_, static_cast<std::int32_t*>(facts_->data()) + 2, 1, 0);
         }
         return static_cast<std::int32_t*>(facts_->data());
     }
@@ -625,10 +645,11 @@ class CudaBackend final : public Backend {
     std::int64_t rows_ = 0;
     std::unique_ptr<DeviceStorage> marks_;
     PinnedMemory host_marks_;
-    std::unique_ptr<DeviceStorage> facts_;  // since they were last taken
+    std::unique_ptr<DeviceStorage> facts_;  // two since they were last taken, and a ticket counter
     UnsettledSum unsettled_sum_;
     UnsettledExperts unsettled_experts_;
-    const void* routed_h_ = nullptr;  // the h whose router input stands in Scratch::router_input
+    const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places
+    const void* routed_h_ = nullptr;     // the h whose router input stands in Scratch::router_input
     std::map<std::vector<std::uint64_t>, Recording> recordings_;
 };
 

@@ -69,10 +69,6 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
     }
     context->enter();
     context->check(cudaStreamCreateWithFlags(&context->stream_, cudaStreamNonBlocking), "creating a stream");
-    context->check(cudaStreamCreateWithFlags(&context->side_, cudaStreamNonBlocking), "creating a stream");
-    context->check(cudaEventCreateWithFlags(&context->forked_, cudaEventDisableTiming), "creating an event");
-    context->check(cudaEventCreateWithFlags(&context->joined_, cudaEventDisableTiming), "creating an event");
-    context->current_ = context->stream_;
     // Freed pages of a cache are kept for the next request.
     cudaMemPool_t pool = nullptr;
     context->check(cudaDeviceGetDefaultMemPool(&pool, options.device), "opening the memory pool");
@@ -90,7 +86,6 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
 Context::~Context() {
     enter();
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
-    if (side_ != nullptr) cudaStreamSynchronize(side_);
     for (const Piece& piece : scratch_) {
         if (piece.memory != nullptr) cudaFree(piece.memory);
     }
@@ -98,27 +93,8 @@ Context::~Context() {
         cudaEventDestroy(mark.begin);
         cudaEventDestroy(mark.end);
     }
-    if (forked_ != nullptr) cudaEventDestroy(forked_);
-    if (joined_ != nullptr) cudaEventDestroy(joined_);
-    if (side_ != nullptr) cudaStreamDestroy(side_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
     cudaGetLastError();
-}
-
-void Context::fork() {
-    if (profiling_) return;
-    check(cudaEventRecord(forked_, stream_), "forking");
-    check(cudaStreamWaitEvent(side_, forked_, 0), "forking");
-    current_ = side_;
-    early_ = false;
-}
-
-void Context::join() {
-    main();
-    if (profiling_) return;
-    check(cudaEventRecord(joined_, side_), "joining");
-    check(cudaStreamWaitEvent(stream_, joined_, 0), "joining");
-    early_ = false;
 }
 
 void Context::enter() const { cudaSetDevice(device_); }
@@ -232,26 +208,21 @@ std::vector<CudaStageTime> Context::end_profile() {
     return times;
 }
 
-namespace {
-thread_local bool inside_stage = false;
-}
+namespace {}
 
 Context::Stage::Stage(Context& context, const char* name) : context_(context) {
-    if (name == nullptr || !context.profiling_ || inside_stage) return;
-    inside_stage = outermost_ = true;
     Mark mark{name, nullptr, nullptr};
     context.check(cudaEventCreate(&mark.begin), "measuring");
     context.check(cudaEventCreate(&mark.end), "measuring");
     context.early_ = false;
-    context.check(cudaEventRecord(mark.begin, context.current_), "measuring");
+    context.check(cudaEventRecord(mark.begin, context.stream_), "measuring");
     context.marks_.push_back(mark);
 }
 
 Context::Stage::~Stage() {
     if (!outermost_) return;
-    inside_stage = false;
     context_.early_ = false;
-    context_.check(cudaEventRecord(context_.marks_.back().end, context_.current_), "measuring");
+    context_.check(cudaEventRecord(context_.marks_.back().end, context_.stream_), "measuring");
 }
 
 }  // namespace dgemma::backend::cuda

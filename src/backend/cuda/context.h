@@ -44,12 +44,7 @@ class Context {
     Context(const Context&) = delete;
     Context& operator=(const Context&) = delete;
 
-    [[nodiscard]] cudaStream_t stream() const { return current_; }
-    // What follows until `main` goes to a second stream, after all that was put on the first so far; `join`
-    // makes the first wait for it. Both fall away while times are taken, so that they can be told apart.
-    void fork();
-    void main() { current_ = stream_; }
-    void join();
+    [[nodiscard]] cudaStream_t stream() const { return stream_; }
     [[nodiscard]] int multiprocessors() const { return multiprocessors_; }
     [[nodiscard]] int shared_limit() const { return shared_limit_; }  // bytes a block may opt in to
     [[nodiscard]] bool hopper() const { return hopper_; }  // compiled for, running on and allowed to use it
@@ -103,8 +98,7 @@ class Context {
     Context() = default;
 
     int device_ = 0;
-    cudaStream_t stream_ = nullptr, side_ = nullptr, current_ = nullptr;
-    cudaEvent_t forked_ = nullptr, joined_ = nullptr;
+    cudaStream_t stream_ = nullptr;
     std::uint64_t generation_ = 0, numbers_ = 0;
     int multiprocessors_ = 0, shared_limit_ = 0;
     bool hopper_ = false;

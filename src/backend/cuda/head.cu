@@ -43,20 +43,38 @@ struct Scores {
         const float q = x * by_y;
         return fmaf(fmaf(-q, y, x), by_y, q);
     }
-    __device__ float tangent_of(float score) const {
-        const float u = score * by_softcap;
-        if (fabsf(u) <= 0.55f) {  // nearly all: no slow unit is asked
-            const float s = u * u;
-            const float series =
-                fmaf(fmaf(fmaf(0.017295752f, s, -0.0531467447f), s, 0.13328464f), s, -0.333332875f);
-            return fmaf(u * s, series, u);
+    // Eight scores to zt, in place. Where all are small, as nearly always, the tangent is a short series and
+    // no slow unit is asked.
+    template <bool Given>
+    __device__ void zt8(float (&x)[8]) const {
+        if (Given) return;
+        if (sizeof(T) == 4) {
+#pragma unroll
+            for (float& v : x) v = zt<false>(v);
+            return;
         }
-        return fmaf(-2.0f, reciprocal(1.0f + power_of_two(score * turn)), 1.0f);
+        float largest = 0;
+#pragma unroll
+        for (const float v : x) largest = fmaxf(largest, fabsf(v));
+        if (largest <= 0.55f * softcap) {
+#pragma unroll
+            for (float& v : x) {
+                const float u = v * by_softcap, s = u * u;
+                const float series =
+                    fmaf(fmaf(fmaf(0.017295752f, s, -0.0531467447f), s, 0.13328464f), s, -0.333332875f);
+                v = divide(softcap * fmaf(u * s, series, u), temperature, by_temperature);
+            }
+        } else {
+#pragma unroll
+            for (float& v : x) v = zt<false>(v);
+        }
     }
     template <bool Given>
     __device__ float zt(float score) const {
         if (Given) return score;
-        const float tangent = sizeof(T) == 4 ? tanhf(divide(score, softcap, by_softcap)) : tangent_of(score);
+        const float tangent = sizeof(T) == 4
+                                  ? tanhf(divide(score, softcap, by_softcap))
+                                  : fmaf(-2.0f, reciprocal(1.0f + power_of_two(score * turn)), 1.0f);
         return divide(softcap * tangent, temperature, by_temperature);
     }
 };
@@ -128,9 +146,10 @@ __global__ void __launch_bounds__(threads)
     for (int first = static_cast<int>(threadIdx.x) * 8; first < vocab; first += threads * 8) {
         float z[8], highest = -INFINITY;
         load_scores(row, first, vocab, vectors, z);
+        turn.template zt8<Given>(z);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            z[i] = !vectors && first + i >= vocab ? -INFINITY : turn.template zt<Given>(z[i]);
+            if (!vectors && first + i >= vocab) z[i] = -INFINITY;
             highest = fmaxf(highest, z[i]);
         }
         if (highest > t.max) {  // rare, but for the first
@@ -191,9 +210,10 @@ __global__ void probabilities_kernel(const T* scores, int vocab, bool vectors, c
     if (first >= vocab) return;
     float z[8];
     load_scores(scores + row, first, vocab, vectors, z);
+    if (own.softcap != 0.0f) turn.template zt8<false>(z);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float zt = rounded<T>(own.softcap == 0.0f ? z[i] : turn.template zt<false>(z[i]));
+        const float zt = rounded<T>(z[i]);
         z[i] = Scores<T>::divide(power_of_two((zt - max) * log2e), sum, by_sum);
     }
     if (vectors) {

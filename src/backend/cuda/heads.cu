@@ -7,62 +7,121 @@ namespace dgemma::backend::cuda {
 
 namespace {
 
-constexpr int most_pairs = 8;  // per lane: head sizes up to 512
-constexpr int heads_per_block = 4;
+constexpr int most_dim = 512;
+constexpr int warps_of_row = 8;
 
 struct HeadsParts {
     HeadsPart part[3];
     int first[4];  // first[i]: heads of the parts before part i
 };
 
-// One warp per head of a row: lane l holds the components l + 32 i of both halves.
-template <class T>
-__global__ void norm_heads_kernel(HeadsParts parts, int count, int half, float eps,
-                                  const std::int32_t* positions) {
-    begin_kernel();
-    const int head = static_cast<int>(blockIdx.x) * heads_per_block + static_cast<int>(threadIdx.x) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (head >= parts.first[count]) return;
-    int which = 0;
-    while (which + 1 < count && head >= parts.first[which + 1]) ++which;
-    const HeadsPart part = parts.part[which];
-    const int head_dim = 2 * half;
-    const std::int64_t at =
-        (static_cast<std::int64_t>(blockIdx.y) * part.heads + head - parts.first[which]) * head_dim;
-    T* x = static_cast<T*>(part.x) + at;
-    T* plain = part.plain == nullptr ? nullptr : static_cast<T*>(part.plain) + at;
-
-    float low[most_pairs], high[most_pairs], sum = 0;
-#pragma unroll
-    for (int i = 0; i < most_pairs; ++i) {
-        const int d = lane + 32 * i;
-        low[i] = d < half ? to_float(x[d]) : 0.0f;
-        high[i] = d < half ? to_float(x[d + half]) : 0.0f;
-        sum += low[i] * low[i] + high[i] * high[i];
+// Where a head lies, and what is done to it.
+struct Head {
+    __device__ Head(const HeadsParts& parts, int count, int head, int head_dim, int row) {
+        int which = 0;
+        while (which + 1 < count && head >= parts.first[which + 1]) ++which;
+        part = &parts.part[which];
+        at = (static_cast<std::int64_t>(row) * part->heads + head - parts.first[which]) * head_dim;
     }
-    const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(head_dim) + eps);
-    const float position = part.frequencies == nullptr ? 0.0f : static_cast<float>(positions[blockIdx.y]);
-#pragma unroll
-    for (int i = 0; i < most_pairs; ++i) {
-        const int d = lane + 32 * i;
-        if (d >= half) break;
-        float a = low[i] * scale, b = high[i] * scale;
-        if (plain != nullptr) {
-            plain[d] = from_float<T>(a);
-            plain[d + half] = from_float<T>(b);
-        }
-        if (part.weight != nullptr) a *= part.weight[d], b *= part.weight[d + half];
-        a = rounded<T>(a), b = rounded<T>(b);
-        if (part.frequencies != nullptr) {
+    const HeadsPart* part;
+    std::int64_t at;
+};
+
+// What becomes of a pair of components d and d + D / 2 once the head's norm is known.
+template <class T>
+__device__ __forceinline__ void turn_pair(const HeadsPart& part, float& a, float& b, int d, int half,
+                                          float cosine, float sine) {
+    if (part.weight != nullptr) a *= part.weight[d], b *= part.weight[d + half];
+    a = rounded<T>(a), b = rounded<T>(b);
+    if (part.frequencies == nullptr) return;
+    const float turned = rounded<T>(a * cosine) + rounded<T>(-b * sine);
+    b = rounded<T>(b * cosine) + rounded<T>(a * sine);
+    a = turned;
+}
+
+// `N` consecutive elements.
+template <class T, int N>
+struct __align__(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Piece {
+    T x[N];
+};
+
+// One block per row, a warp per head: lane l holds the components `Pairs` l to `Pairs` l + `Pairs` - 1 of
+// both halves. The angles of a row are the same for all heads.
+template <class T, int Pairs>
+__global__ void __launch_bounds__(32 * warps_of_row)
+    norm_heads_kernel(HeadsParts parts, int count, float eps, const std::int32_t* positions) {
+    constexpr int half = 32 * Pairs;
+    __shared__ float cosines[half], sines[half];
+    begin_kernel();
+    const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32;
+    const float* frequencies = parts.part[0].frequencies;
+    if (frequencies != nullptr) {
+        const auto position = static_cast<float>(positions[row]);
+        for (int d = static_cast<int>(threadIdx.x); d < half; d += 32 * warps_of_row) {
             float sine, cosine;
-            sincosf(position * part.frequencies[d], &sine, &cosine);
-            sine = rounded<T>(sine), cosine = rounded<T>(cosine);
-            const float turned = rounded<T>(a * cosine) + rounded<T>(-b * sine);
-            b = rounded<T>(b * cosine) + rounded<T>(a * sine);
-            a = turned;
+            sincosf(position * frequencies[d], &sine, &cosine);
+            sines[d] = rounded<T>(sine), cosines[d] = rounded<T>(cosine);
         }
-        x[d] = from_float<T>(a);
-        x[d + half] = from_float<T>(b);
+        __syncthreads();
+    }
+    for (int h = static_cast<int>(threadIdx.x) / 32; h < parts.first[count]; h += warps_of_row) {
+        const Head head(parts, count, h, 2 * half, row);
+        T* x = static_cast<T*>(head.part->x) + head.at + lane * Pairs;
+        Piece<T, Pairs> low = *reinterpret_cast<const Piece<T, Pairs>*>(x);
+        Piece<T, Pairs> high = *reinterpret_cast<const Piece<T, Pairs>*>(x + half);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < Pairs; ++i) {
+            const float a = to_float(low.x[i]), b = to_float(high.x[i]);
+            sum += a * a + b * b;
+        }
+        const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(2 * half) + eps);
+        Piece<T, Pairs> plain_low, plain_high;
+#pragma unroll
+        for (int i = 0; i < Pairs; ++i) {
+            const int d = lane * Pairs + i;
+            float a = to_float(low.x[i]) * scale, b = to_float(high.x[i]) * scale;
+            plain_low.x[i] = from_float<T>(a), plain_high.x[i] = from_float<T>(b);
+            turn_pair<T>(*head.part, a, b, d, half, cosines[d], sines[d]);
+            low.x[i] = from_float<T>(a), high.x[i] = from_float<T>(b);
+        }
+        *reinterpret_cast<Piece<T, Pairs>*>(x) = low;
+        *reinterpret_cast<Piece<T, Pairs>*>(x + half) = high;
+        if (head.part->plain != nullptr) {
+            T* plain = static_cast<T*>(head.part->plain) + head.at + lane * Pairs;
+            *reinterpret_cast<Piece<T, Pairs>*>(plain) = plain_low;
+            *reinterpret_cast<Piece<T, Pairs>*>(plain + half) = plain_high;
+        }
+    }
+}
+
+// The same for head sizes that are no multiple of 64: lane l holds the components l, l + 32, ... of both
+// halves.
+template <class T>
+__global__ void __launch_bounds__(32 * warps_of_row)
+    norm_any_heads_kernel(HeadsParts parts, int count, int half, float eps, const std::int32_t* positions) {
+    begin_kernel();
+    const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32;
+    for (int h = static_cast<int>(threadIdx.x) / 32; h < parts.first[count]; h += warps_of_row) {
+        const Head head(parts, count, h, 2 * half, row);
+        T* x = static_cast<T*>(head.part->x) + head.at;
+        float sum = 0;
+        for (int d = lane; d < half; d += 32) {
+            const float a = to_float(x[d]), b = to_float(x[d + half]);
+            sum += a * a + b * b;
+        }
+        const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(2 * half) + eps);
+        for (int d = lane; d < half; d += 32) {
+            float a = to_float(x[d]) * scale, b = to_float(x[d + half]) * scale, sine = 0, cosine = 1;
+            if (head.part->plain != nullptr) {
+                T* plain = static_cast<T*>(head.part->plain) + head.at;
+                plain[d] = from_float<T>(a), plain[d + half] = from_float<T>(b);
+            }
+            if (head.part->frequencies != nullptr)
+                sincosf(static_cast<float>(positions[row]) * head.part->frequencies[d], &sine, &cosine);
+            turn_pair<T>(*head.part, a, b, d, half, rounded<T>(cosine), rounded<T>(sine));
+            x[d] = from_float<T>(a), x[d + half] = from_float<T>(b);
+        }
     }
 }
 
@@ -98,10 +157,10 @@ __global__ void store_kv_kernel(const T* k, const T* v, const DeviceSegment* seg
 void norm_heads(Context& c, Element type, const HeadsPart* parts, int count, std::int64_t rows, int head_dim,
                 float eps, const std::int32_t* positions) {
     if (c.failed() || rows == 0) return;
-    if (head_dim % 16 != 0 || head_dim > 64 * most_pairs) {
+    if (head_dim % 16 != 0 || head_dim > most_dim) {
         c.fail(ErrorKind::unsupported,
-               "the CUDA backend takes head sizes that are multiples of 16, at most 512: use "
-               "the CPU for this model");
+               "the CUDA backend takes head sizes that are multiples of 16, at most 512: use the CPU for "
+               "this model");
         return;
     }
     HeadsParts all{};
@@ -109,15 +168,27 @@ void norm_heads(Context& c, Element type, const HeadsPart* parts, int count, std
         all.part[i] = parts[i];
         all.first[i + 1] = all.first[i] + parts[i].heads;
     }
-    const dim3 grid(static_cast<unsigned>((all.first[count] + heads_per_block - 1) / heads_per_block),
-                    static_cast<unsigned>(rows));
-    if (type == Element::bf16) {
-        launch(c, "norming heads", norm_heads_kernel<bf16>, grid, 32 * heads_per_block, 0, all, count,
-               head_dim / 2, eps, positions);
-    } else {
-        launch(c, "norming heads", norm_heads_kernel<float>, grid, 32 * heads_per_block, 0, all, count,
-               head_dim / 2, eps, positions);
-    }
+    const auto run = [&](auto zero) {
+        using T = decltype(zero);
+        const auto with = [&](auto kernel) {
+            launch(c, "norming heads", kernel, static_cast<unsigned>(rows), 32 * warps_of_row, 0, all, count,
+                   eps, positions);
+        };
+        switch (head_dim) {
+            case 64:
+                return with(norm_heads_kernel<T, 1>);
+            case 128:
+                return with(norm_heads_kernel<T, 2>);
+            case 256:
+                return with(norm_heads_kernel<T, 4>);
+            case 512:
+                return with(norm_heads_kernel<T, 8>);
+            default:
+                launch(c, "norming heads", norm_any_heads_kernel<T>, static_cast<unsigned>(rows),
+                       32 * warps_of_row, 0, all, count, head_dim / 2, eps, positions);
+        }
+    };
+    type == Element::bf16 ? run(bf16{}) : run(float{});
 }
 
 void store_kv(Context& c, Element type, Element cache, const void* k, const void* v,

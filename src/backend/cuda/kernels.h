@@ -161,33 +161,42 @@ void sm90_multiply_parts(Context&, const void* x, std::int64_t rows, const Devic
 // a = rb(rb(norm(h) * scale) * input_scale)
 void router_input(Context&, Element, const void* h, const float* scale, float input_scale, std::int64_t rows,
                   std::int64_t cols, float eps, void* out);
-// Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row.
-void choose_experts(Context&, Element, const float* sums, std::int64_t parts, const float* per_expert_scale,
-                    std::int64_t rows, std::int64_t experts, std::int64_t k, std::int32_t* ids,
-                    float* weights, float* probabilities);
-
-// --- experts.cu
 // Where the (row, choice) pairs stand when sorted by expert, rows in order within one.
 struct Places {
     std::int32_t* offsets = nullptr;  // [experts + 1]
     std::int32_t* place = nullptr;    // [rows * k]: place of a pair
     std::int32_t* row_at = nullptr;   // [rows * k]: row of a place
     std::int32_t* facts = nullptr;    // the fewest experts with rows and the most rows of one, so far
-    std::int32_t* ready =
-        nullptr;  // [experts]: how much of an expert's hidden layer is written; zero at first
+    std::int32_t* ready = nullptr;    // [1 + experts]: set to zero
+    std::int32_t* tickets = nullptr;  // [1]: zero before and after
 };
-void sort_by_expert(Context&, const std::int32_t* ids, std::int64_t rows, std::int64_t k,
-                    std::int64_t experts, const Places& places);
+// Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row; then the order of
+// the pairs.
+// The order alone, of choices made elsewhere.
+void sort_pairs(Context&, const std::int32_t* ids, std::int64_t rows, std::int64_t k, std::int64_t experts,
+                const Places& places);
+void choose_experts(Context&, Element, const float* sums, std::int64_t parts, const float* per_expert_scale,
+                    std::int64_t rows, std::int64_t experts, std::int64_t k, std::int32_t* ids,
+                    float* weights, float* probabilities, const Places& places);
+
+// --- experts.cu
 void gather_rows(Context&, Element, const void* x, const std::int32_t* row_at, std::int64_t count,
                  std::int64_t cols, void* out);
 // out[r] = sum over i of rb(y[place[r * k + i]] * weights[r * k + i]), rounded after each addition.
 void combine_experts(Context&, Element, const void* y, const std::int32_t* place, const float* weights,
                      std::int64_t rows, std::int64_t k, std::int64_t cols, void* out);
 bool sm90_experts_fit(std::int64_t experts, std::int64_t hidden, std::int64_t width);
-// The whole of an expert: y [pairs, hidden] from x [pairs, hidden], both sorted; act [pairs, width] is
-// scratch.
-void sm90_experts(Context&, const void* x, std::int64_t pairs, const DeviceMatrix& gate_up,
-                  const DeviceMatrix& down, const Places& places, void* act, void* y);
+// The dense MLP of the same layer, which may run in the same kernel: y [rows, hidden] from x [rows, hidden];
+// act [rows, width] is scratch.
+struct DenseBeside {
+    const void* x = nullptr;
+    std::int64_t rows = 0;  // 0: there is none
+    DeviceMatrix gate, up, down;
+    void *act = nullptr, *y = nullptr;
+};
+// The whole of the experts: y [pairs, hidden], sorted, from the rows of x; act [pairs, width] is scratch.
+void sm90_experts(Context&, const void* x, const DeviceMatrix& gate_up, const DeviceMatrix& down,
+                  const Places& places, void* act, void* y, const DenseBeside& dense);
 
 // --- dispatch.cpp chooses between attention_any.cu and attention_mma.cu.
 struct AttentionPointers {

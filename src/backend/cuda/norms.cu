@@ -170,7 +170,37 @@ __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float
     columns.store(static_cast<T*>(p.router_in) + row, v);
 }
 
-template <class T>
+// The sum of a row's experts in order of their ids. Choices: how many there are, if that is known; all are
+// then fetched before the first is added.
+template <class T, int Choices>
+__device__ void add_choices(const FinishLayerPointers& p, const Columns& columns, int cols, float (&sum)[8]) {
+    const std::int32_t* place = p.place + static_cast<std::int64_t>(blockIdx.x) * p.k;
+    const float* weights = p.weights + static_cast<std::int64_t>(blockIdx.x) * p.k;
+    const auto add = [&](const float(&y)[8], float weight) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) sum[c] = rounded<T>(sum[c] + rounded<T>(y[c] * weight));
+    };
+    const auto fetch = [&](std::int64_t i, float(&y)[8]) {
+        columns.load(static_cast<const T*>(p.y) + static_cast<std::int64_t>(place[i]) * cols, y);
+    };
+#pragma unroll
+    for (float& v : sum) v = 0;
+    if constexpr (Choices > 0) {
+        float y[Choices][8];
+#pragma unroll
+        for (int i = 0; i < Choices; ++i) fetch(i, y[i]);
+#pragma unroll
+        for (int i = 0; i < Choices; ++i) add(y[i], weights[i]);
+    } else {
+        for (std::int64_t i = 0; i < p.k; ++i) {
+            float y[8];
+            fetch(i, y);
+            add(y, weights[i]);
+        }
+    }
+}
+
+template <class T, int Choices>
 __global__ void finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
     begin_kernel();
     __shared__ float shared[4][32];
@@ -182,16 +212,7 @@ __global__ void finish_layer_kernel(FinishLayerPointers p, int cols, float eps) 
     if (p.sparse != nullptr) {
         columns.load(static_cast<const T*>(p.sparse) + row, m);
     } else {
-#pragma unroll
-        for (float& v : m) v = 0;
-        for (std::int64_t i = 0; i < p.k; ++i) {
-            const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * p.k + i;
-            const float weight = p.weights[at];
-            float y[8];
-            columns.load(static_cast<const T*>(p.y) + static_cast<std::int64_t>(p.place[at]) * cols, y);
-#pragma unroll
-            for (int c = 0; c < 8; ++c) m[c] = rounded<T>(m[c] + rounded<T>(y[c] * weight));
-        }
+        add_choices<T, Choices>(p, columns, cols, m);
     }
     normalise<T>(d, row_scale(d, cols, eps, shared[0]), p.dense_norm, columns);
     normalise<T>(m, row_scale(m, cols, eps, shared[1]), p.sparse_norm, columns);
@@ -323,13 +344,14 @@ void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::i
                   std::int64_t cols, float eps) {
     const unsigned threads = row_threads(c, cols);
     if (threads == 0 || rows == 0) return;
-    const auto n = static_cast<unsigned>(rows);
+    const auto run = [&](auto kernel) {
+        launch(c, "the end of a layer", kernel, static_cast<unsigned>(rows), threads, 0, p,
+               static_cast<int>(cols), eps);
+    };
     if (type == Element::bf16) {
-        launch(c, "the end of a layer", finish_layer_kernel<bf16>, n, threads, 0, p, static_cast<int>(cols),
-               eps);
+        p.k == 8 ? run(finish_layer_kernel<bf16, 8>) : run(finish_layer_kernel<bf16, 0>);
     } else {
-        launch(c, "the end of a layer", finish_layer_kernel<float>, n, threads, 0, p, static_cast<int>(cols),
-               eps);
+        run(finish_layer_kernel<float, 0>);
     }
 }
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int most_experts = 1024;
 constexpr int most_chosen = 32;
+constexpr int choose_threads = 256;  // eight rows
 
 template <class T>
 __global__ void router_input_kernel(const T* h, const float* scale, float input_scale, int cols, float eps,
@@ -30,14 +31,86 @@ __global__ void router_input_kernel(const T* h, const float* scale, float input_
     store8(out + row + first, x);
 }
 
+// A stable counting sort by one block. Each warp counts a run of consecutive pairs, so that the order within
+// an expert is the order of the rows, whatever the timing. counts: [warps, experts] and [experts + 1],
+// shared.
+__device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int experts, const Places& out,
+                               int* counts) {
+    constexpr int warps = choose_threads / 32;
+    const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
+    int* starts = counts + warps * experts;
+    for (int i = t; i < warps * experts; i += choose_threads) counts[i] = 0;
+    __syncthreads();
+
+    // --- how often each expert occurs in this warp's run, and each pair's place among those of its run
+    const int run = ((pairs + warps - 1) / warps + 31) / 32 * 32;
+    const int begin = warp * run, end = min(pairs, begin + run);
+    int* own = counts + warp * experts;
+    for (int first = begin; first < end; first += 32) {
+        const bool inside = first + lane < end;
+        const int id = inside ? __ldcg(ids + first + lane) : -1;
+        const unsigned same = __match_any_sync(0xFFFFFFFFu, id);
+        const int before = __popc(same & ((1u << lane) - 1));
+        const int seen = inside ? own[id] : 0;
+        if (inside) out.place[first + lane] = seen + before;
+        __syncwarp();
+        if (inside && before == 0) own[id] = seen + __popc(same);
+        __syncwarp();
+    }
+    __syncthreads();
+
+    // --- from counts of runs to the pairs of an expert in the runs before, and to where each expert begins
+    int most = 0, used = 0;
+    for (int e = t; e < experts; e += choose_threads) {
+        int total = 0;
+        for (int w = 0; w < warps; ++w) {
+            const int here = counts[w * experts + e];
+            counts[w * experts + e] = total;
+            total += here;
+        }
+        starts[e] = total;
+        most = max(most, total);
+        used += total > 0;
+    }
+    atomicMax(out.facts + 1, most);
+    __shared__ int all_used;
+    if (t == 0) all_used = 0;
+    __syncthreads();
+    atomicAdd(&all_used, used);
+    __syncthreads();
+    if (warp == 0) {
+        int sum = 0;
+        for (int e0 = 0; e0 < experts; e0 += 32) {
+            const int total = e0 + lane < experts ? starts[e0 + lane] : 0;
+            int through = total;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int left = __shfl_up_sync(0xFFFFFFFFu, through, step);
+                if (lane >= step) through += left;
+            }
+            if (e0 + lane < experts) starts[e0 + lane] = out.offsets[e0 + lane] = sum + through - total;
+            sum += __shfl_sync(0xFFFFFFFFu, through, 31);
+        }
+        if (lane == 0) {
+            out.offsets[experts] = pairs;
+            out.facts[0] = min(out.facts[0], all_used);
+        }
+    }
+    for (int e = t; e <= experts; e += choose_threads) out.ready[e] = 0;
+    __syncthreads();
+    for (int first = begin; first < end; first += 32) {
+        if (first + lane >= end) continue;
+        const int id = __ldcg(ids + first + lane);
+        const int place = starts[id] + own[id] + out.place[first + lane];
+        out.place[first + lane] = place;
+        out.row_at[place] = (first + lane) / k;
+    }
+}
+
 // One warp per row. Lane l holds the experts 4 l to 4 l + 3 of each of `Quads` groups of 128.
 template <class T, int Quads>
-__global__ void choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows,
-                                      int experts, int k, std::int32_t* ids, float* weights,
-                                      float* probabilities) {
-    begin_kernel();
-    const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row >= rows) return;
+__device__ void choose(const float* sums, int parts, const float* per_expert_scale, int row, int rows,
+                       int experts, int k, std::int32_t* ids, float* weights, float* probabilities) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto expert = [&](int i) { return i / 4 * 128 + 4 * lane + i % 4; };
     float p[4 * Quads];
@@ -113,7 +186,48 @@ __global__ void choose_experts_kernel(const float* sums, int parts, const float*
     }
 }
 
+template <class T, int Quads>
+__global__ void __launch_bounds__(choose_threads)
+    choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows, int experts,
+                          int k, std::int32_t* ids, float* weights, float* probabilities, Places places) {
+    extern __shared__ int counts[];
+    __shared__ bool last;
+    begin_kernel();
+    const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (row < rows)
+        choose<T, Quads>(sums, parts, per_expert_scale, row, rows, experts, k, ids, weights, probabilities);
+    // The block that is through last finds everybody's choices and sorts them.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(places.tickets, 1) == static_cast<int>(gridDim.x) - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    sort_by_expert(ids, rows * k, k, experts, places, counts);
+    if (threadIdx.x == 0) *places.tickets = 0;
+}
+
+__global__ void __launch_bounds__(choose_threads)
+    sort_pairs_kernel(const std::int32_t* ids, int pairs, int k, int experts, Places places) {
+    extern __shared__ int counts[];
+    begin_kernel();
+    sort_by_expert(ids, pairs, k, experts, places, counts);
+}
+
 }  // namespace
+
+void sort_pairs(Context& c, const std::int32_t* ids, std::int64_t rows, std::int64_t k, std::int64_t experts,
+                const Places& places) {
+    if (c.failed() || rows == 0) return;
+    if (experts > most_experts) {
+        c.fail(ErrorKind::unsupported,
+               "the CUDA backend takes at most 1024 experts: use the CPU for this model");
+        return;
+    }
+    const std::size_t bytes = static_cast<std::size_t>((choose_threads / 32 + 1) * experts) * sizeof(int);
+    launch(c, "sorting rows by expert", sort_pairs_kernel, 1, choose_threads, bytes, ids,
+           static_cast<int>(rows * k), static_cast<int>(k), static_cast<int>(experts), places);
+}
 
 void router_input(Context& c, Element type, const void* h, const float* scale, float input_scale,
                   std::int64_t rows, std::int64_t cols, float eps, void* out) {
@@ -138,19 +252,21 @@ void router_input(Context& c, Element type, const void* h, const float* scale, f
 
 void choose_experts(Context& c, Element type, const float* sums, std::int64_t parts,
                     const float* per_expert_scale, std::int64_t rows, std::int64_t experts, std::int64_t k,
-                    std::int32_t* ids, float* weights, float* probabilities) {
+                    std::int32_t* ids, float* weights, float* probabilities, const Places& places) {
     if (c.failed() || rows == 0) return;
     if (experts > most_experts || k > most_chosen) {
         c.fail(ErrorKind::unsupported,
-               "the CUDA backend takes at most 1024 experts and 32 of them per token: use the "
-               "CPU for this model");
+               "the CUDA backend takes at most 1024 experts and 32 of them per token: use the CPU for this "
+               "model");
         return;
     }
-    const auto blocks = static_cast<unsigned>((rows + 3) / 4);
+    constexpr int rows_of_block = choose_threads / 32;
+    const auto blocks = static_cast<unsigned>((rows + rows_of_block - 1) / rows_of_block);
+    const std::size_t bytes = static_cast<std::size_t>((rows_of_block + 1) * experts) * sizeof(int);
     const auto run = [&](auto kernel) {
-        launch(c, "the router", kernel, blocks, 128, 0, sums, static_cast<int>(parts), per_expert_scale,
-               static_cast<int>(rows), static_cast<int>(experts), static_cast<int>(k), ids, weights,
-               probabilities);
+        launch(c, "the router", kernel, blocks, choose_threads, bytes, sums, static_cast<int>(parts),
+               per_expert_scale, static_cast<int>(rows), static_cast<int>(experts), static_cast<int>(k), ids,
+               weights, probabilities, places);
     };
     if (type == Element::bf16) {
         experts <= 128   ? run(choose_experts_kernel<bf16, 1>)

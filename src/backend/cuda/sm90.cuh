@@ -67,6 +67,12 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
+// Asks for a box to be in the second-level cache soon.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int column, int row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];\n" ::"l"(&map), "r"(column),
+                 "r"(row)
+                 : "memory");
+}
 // Between ordinary accesses and the copy engine's (or the matrix units') to the same memory.
 __device__ __forceinline__ void fence_copy_engine() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 
