@@ -208,9 +208,13 @@ std::vector<CudaStageTime> Context::end_profile() {
     return times;
 }
 
-namespace {}
+namespace {
+thread_local bool inside_stage = false;
+}
 
 Context::Stage::Stage(Context& context, const char* name) : context_(context) {
+    if (name == nullptr || !context.profiling_ || inside_stage) return;
+    inside_stage = outermost_ = true;
     Mark mark{name, nullptr, nullptr};
     context.check(cudaEventCreate(&mark.begin), "measuring");
     context.check(cudaEventCreate(&mark.end), "measuring");
@@ -221,6 +225,7 @@ Context::Stage::Stage(Context& context, const char* name) : context_(context) {
 
 Context::Stage::~Stage() {
     if (!outermost_) return;
+    inside_stage = false;
     context_.early_ = false;
     context_.check(cudaEventRecord(context_.marks_.back().end, context_.stream_), "measuring");
 }
