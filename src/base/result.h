@@ -22,6 +22,8 @@ enum class ErrorKind {
     cancelled,       // stopped on request
     non_finite,      // a NaN or an infinity appeared in the network
     io,              // the operating system refused
+    memory,          // it would need more memory than it may have
+    overloaded,      // too much to do already: the same may work later
 };
 
 struct Error {

@@ -10,8 +10,18 @@
 
 namespace dgemma::engine {
 
-enum class FinishReason : std::uint8_t { stop, length, stop_string, cancelled };
-std::string_view name_of(FinishReason reason);  // "stop", "length", "stop_string", "cancelled"
+enum class FinishReason : std::uint8_t { stop, length, stop_string, cancelled, deadline };
+std::string_view name_of(FinishReason reason);  // as written above
+
+// Where the beginning of a prompt came from.
+enum class Reuse : std::uint8_t {
+    none,     // all of it was encoded
+    prefix,   // of a conversation: its cache went on where the prompt goes on
+    rewound,  // the same, after the cache was taken back to where prompt and conversation part
+    forked,   // the same, from a copy, so that the other conversation stays as it is
+    raw_log,  // a tool turn went on from its raw token log, see Continuation
+};
+std::string_view name_of(Reuse reuse);  // as written above
 
 // Prompt tokens encoded so far.
 struct PrefillEvent {
@@ -64,7 +74,8 @@ struct BlockStats {
 
 struct Stats {
     int prompt_tokens = 0;
-    int reused_tokens = 0;
+    int reused_tokens = 0;  // of the prompt, whose keys and values were still there
+    Reuse reuse = Reuse::none;
     int output_tokens = 0;  // delivered, the stop id not counted
     int steps = 0;          // denoising passes run, re-rolled ones included
     std::vector<BlockStats> blocks;

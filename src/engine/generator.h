@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -46,6 +47,19 @@ std::vector<std::string_view> cpu_isas();
 // Of sparse self-conditioning, in nats (contract/model.md 8).
 inline constexpr float kSparseCutoff = 10;
 
+// The next round of a tool turn, as its messages show it: our own calls echoed back, and their results. The
+// client's rendering may leave out what the model thought between them; the model goes on better, and from a
+// warm cache, where it left off: with the raw token log of the round before and `suffix` behind it. The raw
+// log is the prompt in force in that round, the ids delivered, and the stop id if one ended the reply (such
+// as <|tool_response>). Used by the Scheduler only, only if it still holds that round's conversation, and
+// never in exact mode; otherwise Request::prompt, the rendered form, is what is answered. Stats::reuse says
+// raw_log where it was used, and where raw log and rendering differ Stats::approximations names
+// "raw_tool_turn".
+struct Continuation {
+    std::uint64_t round = 0;           // RequestId of the round before; 0: none
+    std::vector<std::int32_t> suffix;  // what follows its raw log: results, and whatever opens the reply
+};
+
 struct Request {
     std::vector<std::int32_t> prompt;    // at least one id
     int max_tokens = 0;                  // 0: 4,096 or what the context leaves
@@ -68,6 +82,21 @@ struct Request {
     // Takes the place of the source that diffusion.noise names: recorded noise.
     diffusion::NoiseSource* noise = nullptr;
     const std::atomic<bool>* cancel = nullptr;  // polled between passes
+    // The reply ends with FinishReason::deadline before the first pass that would begin later.
+    std::optional<std::chrono::steady_clock::time_point> deadline;
+    // 0, 1, 2 ...: the same seed draws other noise in each attempt at the whole reply (for a reply that did
+    // not pass a check). Only with Noise::counter.
+    int attempt = 0;
+
+    // --- of the Scheduler; Generator::generate does not look at them
+    Continuation continuation;
+    // What the next rendering of this conversation will begin with: the prompt, and the reply as history has
+    // it (the thought left out, the turn closed). Asked once, when the reply has ended with stop, length or
+    // stop_string; what it says is encoded when nothing else is to be done, so that the next turn finds it in
+    // the cache. It changes how soon the next turn answers and never what. Unset or an empty answer: the
+    // conversation stays as the reply left it (right for a reply that calls tools).
+    std::function<std::vector<std::int32_t>(std::span<const std::int32_t> reply, const EndEvent& end)>
+        next_prompt;
 };
 
 struct LoadedModel;
