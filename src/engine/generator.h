@@ -99,8 +99,6 @@ struct Request {
         next_prompt;
 };
 
-struct LoadedModel;
-
 class Generator {
   public:
     // Errors: those of the files (not_found, invalid, unsupported), usage.
@@ -123,8 +121,9 @@ class Generator {
     Result<EndEvent> generate(const Request& request, Sink& sink);
 
   private:
-    explicit Generator(std::unique_ptr<LoadedModel> loaded);
-    std::unique_ptr<LoadedModel> loaded_;
+    struct State;
+    explicit Generator(std::unique_ptr<State> state);
+    std::unique_ptr<State> state_;
 };
 
 }  // namespace dgemma::engine

@@ -71,8 +71,8 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
     DGEMMA_TRY(loaded->backend, make_backend(options));
     DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
-    const Dtype kv = options.precision == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
-    loaded->cache.emplace(loaded->config, *loaded->backend, options.prefill_chunk, kv);
+    loaded->prefill_chunk = options.prefill_chunk;
+    loaded->kv_type = options.precision == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
     return loaded;
 }
 

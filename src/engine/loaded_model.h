@@ -20,7 +20,13 @@ struct LoadedModel {
     int context = 0;
     std::unique_ptr<backend::Backend> backend;
     std::optional<model::Model> model;
-    std::optional<model::KvCache> cache;
+    std::int64_t prefill_chunk = 0;  // tokens of one encode call
+    Dtype kv_type = Dtype::f32;      // of keys and values
+
+    // An empty cache for a sequence of this model. rewind_tokens: as KvCache takes it.
+    [[nodiscard]] model::KvCache new_cache(std::int64_t rewind_tokens = 0) const {
+        return {config, *backend, prefill_chunk, kv_type, rewind_tokens};
+    }
 };
 
 // The checkpoint must outlive the model. Errors: those of the files (not_found, invalid, unsupported), usage.

@@ -41,6 +41,7 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     out.load_seconds = seconds_since(start);
     tell("load", 1, 1);
     backend::Backend& backend = *loaded->backend;
+    model::KvCache cache = loaded->new_cache();
     const int vocab = loaded->config.text.vocab_size;
     const int length = options.canvas_length > 0 ? options.canvas_length : loaded->config.canvas_length;
     DGEMMA_CHECK(plan_budget(options.prompt_tokens, length, length, false, loaded->context));
@@ -54,9 +55,8 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     DGEMMA_CHECK(noise->initial_canvas({1000, 0}, prompt));
     start = Clock::now();
     for (std::size_t done = 0; done < prompt.size();) {
-        const std::size_t count =
-            std::min(prompt.size() - done, static_cast<std::size_t>(loaded->cache->chunk()));
-        DGEMMA_CHECK(loaded->model->encode(*loaded->cache, std::span(prompt).subspan(done, count)));
+        const std::size_t count = std::min(prompt.size() - done, static_cast<std::size_t>(cache.chunk()));
+        DGEMMA_CHECK(loaded->model->encode(cache, std::span(prompt).subspan(done, count)));
         done += count;
         tell("prefill", static_cast<int>(done), options.prompt_tokens);
     }
@@ -76,7 +76,7 @@ Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptio
     for (int step = 0; step < options.steps; ++step) {
         (void)backend.take_facts();
         start = Clock::now();
-        model::Canvas canvas{.cache = &*loaded->cache,
+        model::Canvas canvas{.cache = &cache,
                              .ids = denoiser.canvas(),
                              .temperature = denoiser.temperature(),
                              .logits = logits.get(),

@@ -1,0 +1,23 @@
+#include "engine/logits_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace dgemma::engine {
+
+Result<std::unique_ptr<backend::Logits>> LogitsPool::take(std::int64_t rows) {
+    const auto found = std::find_if(unused_.begin(), unused_.end(),
+                                    [&](const auto& logits) { return logits->rows() == rows; });
+    if (found == unused_.end()) return backend_.make_logits(rows, vocabulary_);
+    std::unique_ptr<backend::Logits> logits = std::move(*found);
+    unused_.erase(found);
+    return logits;
+}
+
+void LogitsPool::give_back(std::unique_ptr<backend::Logits> logits) {
+    if (logits == nullptr || keep_ == 0) return;
+    if (unused_.size() == keep_) unused_.erase(unused_.begin());
+    unused_.push_back(std::move(logits));
+}
+
+}  // namespace dgemma::engine
