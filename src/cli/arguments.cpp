@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/guards.h"
 #include "cli/nearest.h"
 #include "cli/words.h"
@@ -18,7 +19,7 @@ Error usage(std::string message) { return {ErrorKind::usage, std::move(message)}
 Status check(const FlagInfo& flag, const std::string& where, const std::string& value) {
     const auto refuse = [&]() -> Status {
         return usage(fmt::format("{} takes {}, not {}.", where, range_text(flag),
-                                 value.empty() ? "an empty value" : in_quotes(value)));
+                                 value.empty() ? "an empty value" : quote(value)));
     };
     switch (flag.kind) {
         case FlagKind::toggle:
@@ -41,7 +42,7 @@ Status check(const FlagInfo& flag, const std::string& where, const std::string& 
             if (std::find(flag.choices.begin(), flag.choices.end(), value) != flag.choices.end()) return {};
             if (const auto near = nearest(value, flag.choices); near && !value.empty()) {
                 return usage(fmt::format("{} takes {}, not {}; did you mean {}?", where, range_text(flag),
-                                         in_quotes(value), *near));
+                                         quote(value), *near));
             }
             return refuse();
         }
@@ -118,8 +119,8 @@ class Arguments::Reader {
             names.push_back(verb.name);
         }
         const auto near = nearest(word, names);
-        return usage(near ? fmt::format("There is no command {}; did you mean {}?", in_quotes(word), *near)
-                          : fmt::format("There is no command {}; the commands are {}.", in_quotes(word),
+        return usage(near ? fmt::format("There is no command {}; did you mean {}?", quote(word), *near)
+                          : fmt::format("There is no command {}; the commands are {}.", quote(word),
                                         fmt::join(names, ", ")));
     }
 
@@ -148,7 +149,7 @@ class Arguments::Reader {
                 return usage(
                     fmt::format("There is no flag {}; a prompt that begins with a dash goes after --, and {} "
                                 "lists the flags.",
-                                in_quotes(word), help_command()));
+                                quote(word), help_command()));
             }
             const std::string where{'-', word[i]};
             DGEMMA_CHECK(allowed(*flag, where));
@@ -194,10 +195,9 @@ class Arguments::Reader {
         const std::vector<std::string_view> views(names.begin(), names.end());
         const std::string owner = out_.verb_ ? fmt::format(" of {}", info_of(*out_.verb_).name) : "";
         const auto near = nearest(word, views);
-        return usage(
-            near ? fmt::format("There is no flag {}{}; did you mean {}?", in_quotes(word), owner, *near)
-                 : fmt::format("There is no flag {}{}; {} lists the flags.", in_quotes(word), owner,
-                               help_command()));
+        return usage(near ? fmt::format("There is no flag {}{}; did you mean {}?", quote(word), owner, *near)
+                          : fmt::format("There is no flag {}{}; {} lists the flags.", quote(word), owner,
+                                        help_command()));
     }
 
     [[nodiscard]] std::string help_command() const {

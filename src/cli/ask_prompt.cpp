@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/raw_prompt.h"
 #include "cli/words.h"
 #include "text/messages.h"
@@ -40,7 +41,7 @@ Status check_utf8(std::string_view text, const std::string& path) {
     if (const auto at = first_invalid_utf8(text)) {
         return usage(
             fmt::format("The file {} is not UTF-8 (byte {}); convert it first, for example with iconv.",
-                        in_quotes(path), *at + 1));
+                        quote(path), *at + 1));
     }
     return {};
 }
@@ -50,9 +51,9 @@ Result<std::string> read_named(const std::string& path, std::string_view flag) {
     std::ifstream file(path, std::ios::binary);
     if (!file) {
         return Error{ErrorKind::not_found,
-                     fmt::format("The file {} cannot be opened; check {}.", in_quotes(path), flag)};
+                     fmt::format("The file {} cannot be opened; check {}.", quote(path), flag)};
     }
-    DGEMMA_TRY(std::string content, read_all(file, in_quotes(path)));
+    DGEMMA_TRY(std::string content, read_all(file, quote(path)));
     return without_mark(std::move(content));
 }
 
@@ -66,7 +67,7 @@ Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Conso
     }
     if (file) {
         DGEMMA_TRY(prompt, read_named(*file, "--file"));
-        where = fmt::format("The prompt in {}", in_quotes(*file));
+        where = fmt::format("The prompt in {}", quote(*file));
     } else if (!words.empty() && !(words.size() == 1 && words[0] == "-")) {
         prompt = fmt::format("{}", fmt::join(words, " "));
     } else if (words.empty() && arguments.given(Flag::messages)) {
@@ -98,7 +99,7 @@ Value message(std::string_view role, std::string content) {
 Status read_messages(const std::string& path, Value::Array& messages, Value& tools) {
     DGEMMA_TRY(const std::string content, read_named(path, "--messages"));
     DGEMMA_CHECK(check_utf8(content, path));
-    DGEMMA_TRY(Value value, text::parse_json(content, in_quotes(path)));
+    DGEMMA_TRY(Value value, text::parse_json(content, quote(path)));
     if (value.is(Value::Type::object)) {
         if (const Value* found = value.find("tools")) tools = *found;
         const Value* found = value.find("messages");
@@ -108,7 +109,7 @@ Status read_messages(const std::string& path, Value::Array& messages, Value& too
         return Error{
             ErrorKind::invalid,
             fmt::format("{} is no list of messages; write [{{\"role\": \"user\", \"content\": \"...\"}}].",
-                        in_quotes(path))};
+                        quote(path))};
     }
     messages = value.as_array();
     return {};
@@ -154,7 +155,7 @@ Result<AskInput> read_ask_input(const Arguments& arguments, Console& console) {
         }
         DGEMMA_TRY(const std::string content, read_named(*path, "--tools"));
         DGEMMA_CHECK(check_utf8(content, *path));
-        DGEMMA_TRY(out.tools, text::parse_json(content, in_quotes(*path)));
+        DGEMMA_TRY(out.tools, text::parse_json(content, quote(*path)));
     }
     DGEMMA_TRY(out.prompt, read_prompt(arguments, console));
     if (system) {

@@ -6,13 +6,13 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/eval_cases.h"
 #include "cli/generation_flags.h"
 #include "cli/interrupt.h"
 #include "cli/model_choice.h"
 #include "cli/raw_prompt.h"
 #include "cli/verbs.h"
-#include "cli/words.h"
 
 namespace dgemma::cli {
 
@@ -61,7 +61,7 @@ Result<std::vector<EvalCase>> chosen_cases(const Arguments& arguments) {
     std::ifstream file(*path);
     if (!file) {
         return Error{ErrorKind::not_found,
-                     fmt::format("The cases file {} cannot be opened; check --cases.", in_quotes(*path))};
+                     fmt::format("The cases file {} cannot be opened; check --cases.", quote(*path))};
     }
     DGEMMA_TRY(std::vector<EvalCase> cases, read_cases(file, *path));
     if (arguments.on(Flag::exact_only)) std::erase_if(cases, [](const EvalCase& one) { return !one.exact; });
@@ -69,7 +69,7 @@ Result<std::vector<EvalCase>> chosen_cases(const Arguments& arguments) {
     if (limit && *limit < cases.size()) cases.resize(*limit);
     if (cases.empty()) {
         return Error{ErrorKind::invalid,
-                     fmt::format("The cases file {} holds no rows to run.", in_quotes(*path))};
+                     fmt::format("The cases file {} holds no rows to run.", quote(*path))};
     }
     return cases;
 }
@@ -88,7 +88,7 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
         rows.open(*path);
         if (!rows) {
             return Error{ErrorKind::io,
-                         fmt::format("The file {} cannot be written; check --rows.", in_quotes(*path))};
+                         fmt::format("The file {} cannot be written; check --rows.", quote(*path))};
         }
     }
     DGEMMA_TRY(OpenModel model, open_model(arguments));
@@ -129,7 +129,7 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (rows.is_open() && !rows.flush()) {
         return Error{ErrorKind::io, fmt::format("The rows could not all be written to {}; is the disk full?",
-                                                in_quotes(*arguments.text(Flag::rows)))};
+                                                quote(*arguments.text(Flag::rows)))};
     }
     console.out << (arguments.on(Flag::json) ? tally.json(seconds) + "\n" : tally.table(seconds));
     return 0;

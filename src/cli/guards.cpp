@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/nearest.h"
 #include "cli/words.h"
 #include "diffusion/guards.h"
@@ -32,9 +33,9 @@ Result<Guard> guard_named(std::string_view text) {
     const auto near = nearest(name, guard_names());
     if (near) {
         return Error{ErrorKind::usage,
-                     fmt::format("knows no guard {}; did you mean {}?", in_quotes(text), *near)};
+                     fmt::format("knows no guard {}; did you mean {}?", quote(text), *near)};
     }
-    return Error{ErrorKind::usage, fmt::format("knows no guard {}; the guards are {}.", in_quotes(text),
+    return Error{ErrorKind::usage, fmt::format("knows no guard {}; the guards are {}.", quote(text),
                                                fmt::join(guard_names(), ", "))};
 }
 
@@ -98,20 +99,19 @@ Status turn_on(Guards& guards, std::string_view text) {
             if (!count || *count > most_rerolls) {
                 return Error{ErrorKind::usage,
                              fmt::format("empty_reply_reroll takes a whole number from 0 to {}, not {}.",
-                                         most_rerolls, in_quotes(value))};
+                                         most_rerolls, quote(value))};
             }
             guards.empty_reply_rerolls = static_cast<int>(*count);
             return {};
         }
         if (guard != Guard::hard_trim) {
-            return Error{ErrorKind::usage,
-                         fmt::format("{} takes no value; leave out {}.", text.substr(0, equals),
-                                     in_quotes(text.substr(equals)))};
+            return Error{ErrorKind::usage, fmt::format("{} takes no value; leave out {}.",
+                                                       text.substr(0, equals), quote(text.substr(equals)))};
         }
         const auto floor = read_real(value);
         if (!floor || *floor <= 0 || *floor > 1) {
-            return Error{ErrorKind::usage, fmt::format("hard_trim takes a number above 0, at most 1, not {}.",
-                                                       in_quotes(value))};
+            return Error{ErrorKind::usage,
+                         fmt::format("hard_trim takes a number above 0, at most 1, not {}.", quote(value))};
         }
         guards.hard_trim_floor = static_cast<float>(*floor);
     }

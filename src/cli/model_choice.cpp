@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/generation_flags.h"
-#include "cli/words.h"
 #include "files/locate.h"
 #include "files/mapping.h"
 #include "text/value.h"
@@ -85,7 +85,7 @@ Status check_fit(const text::Tokenizer& tokenizer, const model::Config& config, 
             ErrorKind::invalid,
             fmt::format("The tokenizer of {} has {} tokens, and the model {}; it belongs to another model. "
                         "Download the model's own tokenizer.json.",
-                        in_quotes(directory.string()), tokenizer.vocab_size(), config.text.vocab_size)};
+                        quote(directory.string()), tokenizer.vocab_size(), config.text.vocab_size)};
     }
     for (const std::string_view token : {"<bos>", "<|turn>", "<turn|>"}) {
         const std::int32_t id = tokenizer.id_of(token);
@@ -94,7 +94,7 @@ Status check_fit(const text::Tokenizer& tokenizer, const model::Config& config, 
                 ErrorKind::invalid,
                 fmt::format("The tokenizer of {} has no control token {}, which every prompt needs; download "
                             "the model's own tokenizer.json.",
-                            in_quotes(directory.string()), token)};
+                            quote(directory.string()), token)};
         }
     }
     return {};

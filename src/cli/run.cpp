@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/help.h"
 #include "cli/verbs.h"
-#include "cli/words.h"
 
 namespace dgemma::cli {
 
@@ -27,10 +27,9 @@ int fail(Console& console, const Error& error) {
 
 Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
     if (verb != Verb::ask && !arguments.words().empty()) {
-        return Error{
-            ErrorKind::usage,
-            fmt::format("{} takes flags only, and {} is none; see dgemma {} --help.", info_of(verb).name,
-                        in_quotes(arguments.words().front()), info_of(verb).name)};
+        return Error{ErrorKind::usage,
+                     fmt::format("{} takes flags only, and {} is none; see dgemma {} --help.",
+                                 info_of(verb).name, quote(arguments.words().front()), info_of(verb).name)};
     }
     switch (verb) {
         case Verb::ask:

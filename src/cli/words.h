@@ -1,4 +1,4 @@
-// Text of others made fit for a message, and numbers read strictly.
+// Numbers read strictly and written for people.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,6 @@
 #include <string_view>
 
 namespace dgemma::cli {
-
-// `text` in double quotes on one line: control characters and bytes that are not UTF-8 become \xNN, and what
-// is longer than 60 bytes is cut.
-std::string in_quotes(std::string_view text);
 
 // A whole decimal number of at most 64 bits and nothing around it; no sign.
 std::optional<std::uint64_t> read_whole(std::string_view text);

@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
+#include "base/quote.h"
 #include "files/locate.h"
-#include "files/quote.h"
 #include "files/shard_names.h"
 
 namespace dgemma::files {
@@ -22,10 +22,6 @@ namespace dom = simdjson::dom;
 namespace {
 
 constexpr std::string_view index_name = "model.safetensors.index.json";
-
-bool ends_with(std::string_view text, std::string_view end) {
-    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 // What config.json says that matters before it is understood: the repository it came from, and the
 // quantisation.
@@ -85,7 +81,7 @@ Error missing_shard(const fs::path& directory, const std::string& file) {
 }
 
 bool is_gguf(const fs::path& path) {
-    if (ends_with(path.native(), ".gguf")) return true;
+    if (path.native().ends_with(".gguf")) return true;
     const auto mapping = Mapping::open(path);
     return mapping && mapping->bytes().size() >= 4 && std::memcmp(mapping->bytes().data(), "GGUF", 4) == 0;
 }
@@ -136,7 +132,7 @@ Result<Plan> plan_file(const fs::path& path) {
     const std::string name = path.filename().native();
     const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
     if (name == index_name) return plan_directory(directory);
-    if (!ends_with(name, ".safetensors")) {
+    if (!name.ends_with(".safetensors")) {
         return Error{
             ErrorKind::invalid,
             fmt::format("The file {} is no model; give a .safetensors file or the directory that holds it.",
@@ -209,7 +205,7 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
         }
     }
     for (const std::string& name : plan.present) {
-        if (ends_with(name, ".safetensors") &&
+        if (name.ends_with(".safetensors") &&
             std::find(plan.files.begin(), plan.files.end(), name) == plan.files.end()) {
             out.ignored_.push_back(name);
         }
@@ -229,7 +225,7 @@ Result<Checkpoint> Checkpoint::open_pack(const fs::path& directory) {
     }
     DGEMMA_TRY(const auto present, list_files(directory));
     for (const std::string& name : present) {
-        if (ends_with(name, ".safetensors")) out.ignored_.push_back(name);
+        if (name.ends_with(".safetensors")) out.ignored_.push_back(name);
     }
     return out;
 }
@@ -291,7 +287,7 @@ Status check_plain_storage(const Checkpoint& checkpoint) {
                                              {".weight_shape", "compressed-tensors"}}};
         for (const auto& [name, tensor] : checkpoint.tensors()) {
             for (const Mark& mark : marks) {
-                if (format.empty() && ends_with(name, mark.suffix)) {
+                if (format.empty() && name.ends_with(mark.suffix)) {
                     format = fmt::format("{} (tensor {})", mark.format, quote(name));
                 }
             }

@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "files/mapping.h"
-#include "files/quote.h"
 
 namespace dgemma::files {
 

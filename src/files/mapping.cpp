@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 
 namespace dgemma::files {
 

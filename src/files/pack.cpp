@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "base/sha256.h"
-#include "files/quote.h"
 
 namespace dgemma::files {
 

@@ -12,8 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/quote.h"
 #include "base/sha256.h"
-#include "files/quote.h"
 #include "files/shard_names.h"
 
 namespace dgemma::files {

@@ -13,7 +13,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 #include "files/shard_names.h"
 
 namespace dgemma::files {

@@ -12,9 +12,9 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "base/small_floats.h"
 #include "files/mapping.h"
-#include "files/quote.h"
 
 namespace dgemma::files {
 

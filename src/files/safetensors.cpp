@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 
 namespace dgemma::files {
 

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
+#include "base/quote.h"
 #include "files/locate.h"
-#include "files/quote.h"
 
 namespace dgemma::files {
 
@@ -18,10 +18,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view extension = ".safetensors";
-
-bool ends_with(std::string_view text, std::string_view end) {
-    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 std::optional<int> digits(std::string_view text) {
     int value = 0;
@@ -39,7 +35,7 @@ bool holds(const std::vector<std::string>& files, std::string_view name) {
 Error no_weights(const fs::path& directory, const std::vector<std::string>& files) {
     const auto first_with = [&](std::string_view end) {
         return std::find_if(files.begin(), files.end(),
-                            [&](const auto& name) { return ends_with(name, end); });
+                            [&](const auto& name) { return name.ends_with(end); });
     };
     const std::string where = quote(directory.native());
     for (const auto& [end, format] : {std::pair<std::string_view, std::string_view>{".gguf", "GGUF"},
@@ -75,7 +71,7 @@ std::optional<ShardNumber> shard_number(std::string_view name) {
     constexpr std::string_view start = "model-", middle = "-of-";
     if (name.size() != start.size() + 5 + middle.size() + 5 + extension.size() ||
         name.substr(0, start.size()) != start || name.substr(start.size() + 5, middle.size()) != middle ||
-        !ends_with(name, extension)) {
+        !name.ends_with(extension)) {
         return std::nullopt;
     }
     const auto number = digits(name.substr(start.size(), 5));
@@ -131,7 +127,7 @@ Result<ShardIndex> parse_shard_index(std::string_view json, std::string_view whe
             return broken(fmt::format("tensor {} is in {}, which is no file of the same directory",
                                       quote(field.key), quote(file)));
         }
-        if (!ends_with(file, extension)) {
+        if (!file.ends_with(extension)) {
             return broken(fmt::format("tensor {} is in {}, which is no .safetensors file", quote(field.key),
                                       quote(file)));
         }

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "files/quote.h"
+#include "base/quote.h"
 #include "model/json_fields.h"
 #include "model/vision_config.h"
 
@@ -36,7 +36,7 @@ Error unknown_architecture(std::string_view where, std::string_view key, const j
     }
     return {ErrorKind::unsupported,
             fmt::format("In {}, {} is {}, an architecture that dgemma cannot run; it runs {}.{}",
-                        files::quote(where), key, name, what_we_run, hint)};
+                        quote(where), key, name, what_we_run, hint)};
 }
 
 // The architecture is told by name, never by shapes: a plain Gemma 4 26B has the same
@@ -63,7 +63,7 @@ Status read_architecture(const JsonFields& top, std::string_view where, Config& 
         return Error{
             ErrorKind::unsupported,
             fmt::format("The file {} names neither a model_type nor an architecture; dgemma runs {}.",
-                        files::quote(where), what_we_run)};
+                        quote(where), what_we_run)};
     }
     config.model_type = type != nullptr                                           ? type->get<std::string>()
                         : config.architecture.find("Gemma4") != std::string::npos ? "diffusion_gemma4"
@@ -155,7 +155,7 @@ Result<std::vector<const json*>> read_own(const JsonFields& text, int layers) {
         if (error != std::errc() || rest != key.data() + key.size() || layer < 0 || layer >= layers) {
             return text.wrong("per_layer_config",
                               fmt::format("an object whose keys are layers from 0 to {} (it has {})",
-                                          layers - 1, files::quote(key)));
+                                          layers - 1, quote(key)));
         }
         out[static_cast<std::size_t>(layer)] = &value;
     }
@@ -188,7 +188,7 @@ Status read_layers(const JsonFields& text, std::string_view where, TextConfig& o
                 ErrorKind::invalid,
                 fmt::format("In {}, text_config.per_layer_config.{} is {}, but must be an object; correct "
                             "it or download the file again.",
-                            files::quote(where), l, JsonFields::words_for(own[l]))};
+                            quote(where), l, JsonFields::words_for(own[l]))};
         }
         DGEMMA_TRY(layer.head_dim,
                    fields.integer("head_dim", is_full ? full_head_dim : head_dim, 2, most_head_dim));
@@ -199,7 +199,7 @@ Status read_layers(const JsonFields& text, std::string_view where, TextConfig& o
                 if (key == "head_dim" || key == "num_key_value_heads" || value.is_null()) continue;
                 const json* shared = text.find(key);
                 if (shared == nullptr || *shared != value) {
-                    return fields.unsupported(files::quote(key), "the same value of that key in every layer");
+                    return fields.unsupported(quote(key), "the same value of that key in every layer");
                 }
             }
         }
@@ -208,11 +208,11 @@ Status read_layers(const JsonFields& text, std::string_view where, TextConfig& o
             return Error{ErrorKind::invalid,
                          odd ? fmt::format("In {}, layer {} has head_dim {}, but it must be even; correct it "
                                            "or download the file again.",
-                                           files::quote(where), l, layer.head_dim)
+                                           quote(where), l, layer.head_dim)
                              : fmt::format("In {}, layer {} has {} query heads for {} key/value heads, which "
                                            "does not divide; correct it "
                                            "or download the file again.",
-                                           files::quote(where), l, out.heads, layer.kv_heads)};
+                                           quote(where), l, out.heads, layer.kv_heads)};
         }
         layer.rope_theta = static_cast<float>(rope.theta);
         layer.rotated_pairs = static_cast<int>(std::floor(rope.rotated * layer.head_dim / 2));

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 
 namespace dgemma::model {
 
@@ -15,8 +15,8 @@ Result<json> parse_object(std::string_view text, std::string_view where) {
     constexpr std::size_t longest = std::size_t{16} << 20;
     constexpr int deepest = 64;
     const auto broken = [&](std::string_view what) {
-        return Error{ErrorKind::invalid, fmt::format("The file {} {}; correct it or download it again.",
-                                                     files::quote(where), what)};
+        return Error{ErrorKind::invalid,
+                     fmt::format("The file {} {}; correct it or download it again.", quote(where), what)};
     };
     if (text.size() > longest)
         return broken(fmt::format("has {} bytes, too many for a configuration", text.size()));
@@ -46,7 +46,7 @@ const json* JsonFields::find(std::string_view key) const {
 
 std::string JsonFields::words_for(const json* value) {
     if (value == nullptr) return "not set";
-    if (value->is_string()) return files::quote(value->get_ref<const std::string&>());
+    if (value->is_string()) return quote(value->get_ref<const std::string&>());
     if (value->is_array()) return "a list";
     if (value->is_object()) return "an object";
     return value->dump();
@@ -55,7 +55,7 @@ std::string JsonFields::words_for(const json* value) {
 Error JsonFields::wrong(std::string_view key, std::string_view what) const {
     return {ErrorKind::invalid,
             fmt::format("In {}, {}{} is {}, but must be {}; correct it or download the file again.",
-                        files::quote(where_), prefix_, key, words_for(find(key)), what)};
+                        quote(where_), prefix_, key, words_for(find(key)), what)};
 }
 
 Error JsonFields::unsupported(std::string_view key, std::string_view what) const {
@@ -65,7 +65,7 @@ Error JsonFields::unsupported(std::string_view key, std::string_view what) const
 
 Error JsonFields::unsupported_item(std::string_view name, const json& item, std::string_view what) const {
     return {ErrorKind::unsupported, fmt::format("In {}, {}{} is {}, which dgemma cannot run; it runs {}.",
-                                                files::quote(where_), prefix_, name, words_for(&item), what)};
+                                                quote(where_), prefix_, name, words_for(&item), what)};
 }
 
 namespace {

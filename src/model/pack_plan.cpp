@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 
 namespace dgemma::model {
 
@@ -109,8 +109,8 @@ Status apply_set(std::string_view text, PackFormats& formats) {
     const std::size_t equals = text.find('=');
     const std::string_view name = text.substr(0, equals);
     if (equals == std::string_view::npos) {
-        return Error{ErrorKind::usage, fmt::format("--set takes class=format, such as attn=bf16, and not {}.",
-                                                   files::quote(text))};
+        return Error{ErrorKind::usage,
+                     fmt::format("--set takes class=format, such as attn=bf16, and not {}.", quote(text))};
     }
     for (const Locked& locked : locked_classes) {
         if (name == locked.name) {
@@ -122,13 +122,13 @@ Status apply_set(std::string_view text, PackFormats& formats) {
     const auto index = index_of(class_names, name);
     if (!index) {
         return Error{ErrorKind::usage, fmt::format("--set knows no class {}; the classes are {}.",
-                                                   files::quote(name), fmt::join(class_names, ", "))};
+                                                   quote(name), fmt::join(class_names, ", "))};
     }
     const auto format = index_of(format_names, text.substr(equals + 1));
     if (!format) {
         return Error{ErrorKind::usage,
                      fmt::format("{} cannot be written as {}; the formats are {}.", name,
-                                 files::quote(text.substr(equals + 1)), fmt::join(format_names, ", "))};
+                                 quote(text.substr(equals + 1)), fmt::join(format_names, ", "))};
     }
     formats.of[*index] = static_cast<PackFormat>(*format);
     formats.changed = true;
@@ -157,7 +157,7 @@ Result<PackFormats> choose_formats(std::string_view profile, std::span<const std
     const auto index = index_of(format_names, profile);
     if (!index) {
         return Error{ErrorKind::usage, fmt::format("There is no profile {}; the profiles are {}.",
-                                                   files::quote(profile), fmt::join(format_names, ", "))};
+                                                   quote(profile), fmt::join(format_names, ", "))};
     }
     PackFormats out{std::string(profile), profiles[*index], false};
     for (const std::string& set : sets) DGEMMA_CHECK(apply_set(set, out));
@@ -206,11 +206,11 @@ Result<std::vector<PlannedTensor>> plan_pack(const Config& config, const files::
         }
         if (!weight) continue;
         if (weight->encoding != Encoding::plain) {
-            return Error{ErrorKind::unsupported,
-                         fmt::format("The model in {} is quantised already ({} is {}), and quantising twice "
-                                     "adds up the errors; give the model it was made of with -m.",
-                                     files::quote(checkpoint.path().native()), files::quote(name),
-                                     name_of(weight->encoding))};
+            return Error{
+                ErrorKind::unsupported,
+                fmt::format("The model in {} is quantised already ({} is {}), and quantising twice "
+                            "adds up the errors; give the model it was made of with -m.",
+                            quote(checkpoint.path().native()), quote(name), name_of(weight->encoding))};
         }
         plan.push_back(plan_tensor(expected, weight->type, formats));
         plan.back().source = name;

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/counter_rng.h"
-#include "files/quote.h"
+#include "base/quote.h"
 
 namespace dgemma::model {
 
@@ -106,7 +106,7 @@ Result<std::string> preset_config(std::string_view preset, int layers) {
     const auto* found = std::find(names.begin(), names.end(), preset);
     if (found == names.end()) {
         return Error{ErrorKind::usage, fmt::format("There is no preset {}; the presets are {}.",
-                                                   files::quote(preset), fmt::join(names, ", "))};
+                                                   quote(preset), fmt::join(names, ", "))};
     }
     const Preset& p = presets[static_cast<std::size_t>(found - names.begin())];
     if (layers == 0) layers = p.layers;

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 
 namespace dgemma::model {
 
@@ -17,13 +17,6 @@ namespace {
 constexpr std::string_view decoder = "model.decoder.";
 constexpr std::string_view encoder_text = "model.encoder.language_model.";
 constexpr std::string_view tower = "model.encoder.vision_tower.";
-
-bool starts_with(std::string_view text, std::string_view start) {
-    return text.substr(0, start.size()) == start;
-}
-bool ends_with(std::string_view text, std::string_view end) {
-    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 void add_layer(std::vector<ExpectedTensor>& out, const TextConfig& text, std::size_t l) {
     const LayerConfig& layer = text.layers[l];
@@ -94,11 +87,10 @@ void add_vision(std::vector<ExpectedTensor>& out, const VisionConfig& vision, st
 // Present but not needed: copies of what the decoder has, and clip buffers.
 bool is_redundant(std::string_view name) {
     if (name == "lm_head.weight") return true;
-    if (starts_with(name, encoder_text)) return !ends_with(name, ".layer_scalar");
-    if (!starts_with(name, tower)) return false;
+    if (name.starts_with(encoder_text)) return !name.ends_with(".layer_scalar");
+    if (!name.starts_with(tower)) return false;
     constexpr std::array<std::string_view, 4> clips{".input_min", ".input_max", ".output_min", ".output_max"};
-    return std::any_of(clips.begin(), clips.end(),
-                       [&](std::string_view end) { return ends_with(name, end); });
+    return std::any_of(clips.begin(), clips.end(), [&](std::string_view end) { return name.ends_with(end); });
 }
 
 bool is_plain_float(Dtype type) { return type == Dtype::f32 || type == Dtype::f16 || type == Dtype::bf16; }
@@ -129,7 +121,7 @@ struct Misfits {
         say(type, type.size() == 1 ? "is neither f32, f16 nor bf16" : "are neither f32, f16 nor bf16");
         return {ErrorKind::invalid,
                 fmt::format("The weights in {} do not fit its config.json: {}; download the model again.",
-                            files::quote(checkpoint.path().native()), fmt::join(parts, "; "))};
+                            quote(checkpoint.path().native()), fmt::join(parts, "; "))};
     }
 };
 
@@ -165,7 +157,7 @@ std::string name_list(const std::vector<std::string>& names, std::size_t most) {
     for (std::size_t i = 0; i < shown; ++i) {
         if (i != 0) out += i + 1 == shown && shown == names.size() ? " and " : ", ";
         // Without the quotes, but as safe to print.
-        const std::string safe = files::quote(names[i]);
+        const std::string safe = quote(names[i]);
         out += std::string_view(safe).substr(1, safe.size() - 2);
     }
     if (shown < names.size()) out += fmt::format(" and {} more", names.size() - shown);
@@ -215,7 +207,7 @@ Result<TensorReport> check_tensors(const Config& config, const files::Checkpoint
             fmt::format(
                 "The model in {} is quantised as {}, which dgemma cannot run; it runs plain safetensors in "
                 "bf16, f16 or f32.",
-                files::quote(checkpoint.path().native()), files::quote(config.quantization))};
+                quote(checkpoint.path().native()), quote(config.quantization))};
     }
     TensorReport report = survey_tensors(config, checkpoint);
     Misfits misfits;

@@ -6,7 +6,7 @@
 
 #include <fmt/core.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer_file.h"
 #include "text/tokenizer_tables.h"
@@ -133,7 +133,7 @@ Result<Tokenizer> load_tokenizer_for(const std::filesystem::path& path) {
     return Error{ErrorKind::not_found,
                  fmt::format("There is no tokenizer.json in {}; download it with hf download ORG/NAME "
                              "tokenizer.json --local-dir and that directory.",
-                             files::quote(directory.empty() ? "." : directory.native()))};
+                             quote(directory.empty() ? "." : directory.native()))};
 }
 
 }  // namespace dgemma::text

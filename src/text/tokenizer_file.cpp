@@ -9,8 +9,8 @@
 #include <simdjson.h>
 #include <zlib.h>
 
+#include "base/quote.h"
 #include "files/mapping.h"
-#include "files/quote.h"
 
 namespace dgemma::text {
 
@@ -18,13 +18,13 @@ namespace {
 
 Error broken_gzip(const std::filesystem::path& file, std::string_view what) {
     return {ErrorKind::invalid, fmt::format("The file {} is no complete gzip file ({}); download it again.",
-                                            files::quote(file.native()), what)};
+                                            quote(file.native()), what)};
 }
 
 Error too_large(const std::filesystem::path& file, std::size_t limit) {
     return {ErrorKind::invalid,
             fmt::format("The file {} holds more than the {} bytes that a tokenizer may have.",
-                        files::quote(file.native()), limit)};
+                        quote(file.native()), limit)};
 }
 
 struct Inflater {
@@ -95,7 +95,7 @@ Result<std::string> read_tokenizer_file(const std::filesystem::path& file, std::
         return text;
     } catch (const std::bad_alloc&) {
         return Error{ErrorKind::io, fmt::format("The file {} does not fit into memory; free some memory.",
-                                                files::quote(file.native()))};
+                                                quote(file.native()))};
     }
 }
 

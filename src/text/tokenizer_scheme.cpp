@@ -2,14 +2,13 @@
 
 #include <fmt/core.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 #include "text/symbol_table.h"
 
 namespace dgemma::text {
 
 namespace {
 
-using files::quote;
 using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;

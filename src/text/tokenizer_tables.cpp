@@ -11,7 +11,7 @@
 #include <fmt/core.h>
 #include <simdjson.h>
 
-#include "files/quote.h"
+#include "base/quote.h"
 #include "text/tokenizer_scheme.h"
 #include "text/utf8.h"
 
@@ -19,7 +19,6 @@ namespace dgemma::text {
 
 namespace {
 
-using files::quote;
 using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
@@ -353,7 +352,7 @@ Result<TokenizerTables> parse_tokenizer(std::string json, std::string_view name)
     } catch (const std::bad_alloc&) {
         return Error{
             ErrorKind::io,
-            fmt::format("The tokenizer {} does not fit into memory; free some memory.", files::quote(name))};
+            fmt::format("The tokenizer {} does not fit into memory; free some memory.", quote(name))};
     }
 }
 

@@ -4,33 +4,13 @@
 
 #include <simdjson.h>
 
+#include "base/utf8.h"
+
 namespace dgemma::text {
 
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
-// What starts at bytes[0]: a whole character, or a maximal bad subpart. Never empty.
-struct Unit {
-    std::size_t length = 1;
-    bool valid = false;
-};
-
-Unit unit_at(std::string_view bytes) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
-    const unsigned lead = byte(0);
-    if (lead < 0x80) return {1, true};
-    if (lead < 0xC2 || lead > 0xF4) return {1, false};  // a continuation byte, an overlong form, or too large
-    const std::size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    // The second byte carries the rest of the rules: overlong forms, surrogates, the end of Unicode.
-    const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    if (bytes.size() < 2 || byte(1) < low || byte(1) > high) return {1, false};
-    for (std::size_t i = 2; i < length; ++i) {
-        if (i >= bytes.size() || (byte(i) & 0xC0) != 0x80) return {i, false};
-    }
-    return {length, true};
-}
 
 // The value of a `\uXXXX` escape at `pos`, or -1.
 int escape_at(std::string_view json, std::size_t pos) {
@@ -61,7 +41,7 @@ std::string sanitize_utf8(std::string_view bytes) {
     std::string out;
     out.reserve(bytes.size() + bytes.size() / 8);
     while (!bytes.empty()) {
-        const Unit unit = unit_at(bytes);
+        const Utf8Unit unit = utf8_unit(bytes);
         out += unit.valid ? bytes.substr(0, unit.length) : kReplacement;
         bytes.remove_prefix(unit.length);
     }

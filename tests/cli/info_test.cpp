@@ -113,7 +113,7 @@ TEST(Info, NamesUnexpectedTensorsAndForeignFiles) {
     EXPECT_EQ(report->tensors[report->tensors.size() - 2].group, "unexpected");
     EXPECT_EQ(report->stop_ids, std::vector<int>{1});
     const std::string text = text_of(*report);
-    EXPECT_SAYS(text, "unexpected: some.\\xc3\\xa9tensor");
+    EXPECT_SAYS(text, "unexpected: some.étensor");
     EXPECT_SAYS(text, "adapter.safetensors");
     EXPECT_SAYS(text, "no generation_config.json");
 }

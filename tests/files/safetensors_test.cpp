@@ -192,7 +192,7 @@ TEST(Safetensors, RefusesANameTwiceHoweverItIsWritten) {
 
 TEST(Safetensors, NamesInMessagesAreCutAndPrintable) {
     const auto message = refusal(R"({"\u001b[31m)" + std::string(5000, 'x') + R"(":1})", 0);
-    EXPECT_SAYS(message, "\\x1b[31mxxx");
+    EXPECT_SAYS(message, "\\x1B[31mxxx");
     EXPECT_LT(message.size(), 600u);
 }
 

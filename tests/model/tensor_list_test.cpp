@@ -233,7 +233,7 @@ TEST(NameList, CountsTheRest) {
     EXPECT_EQ(name_list({"a", "b"}), "a and b");
     EXPECT_EQ(name_list({"a", "b", "c"}, 3), "a, b and c");
     EXPECT_EQ(name_list({"a", "b", "c", "d"}, 2), "a, b and 2 more");
-    EXPECT_EQ(name_list({"\x1b[2J"}), "\\x1b[2J");
+    EXPECT_EQ(name_list({"\x1b[2J"}), "\\x1B[2J");
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 #include "backend/cpu/weight_rows.h"
 
 #include <cassert>
-#include <cmath>
 #include <cstring>
+
+#include "base/small_floats.h"
 
 namespace dgemma::backend::cpu {
 
@@ -38,21 +39,6 @@ unsigned tile_code(const WeightView& w, const TileView& tile, std::int64_t row, 
     }
     const unsigned byte = std::to_integer<unsigned>(tile.codes[(c / 8 * kTileRows + row) * 4 + c % 4]);
     return c % 8 < 4 ? byte & 15u : byte >> 4;
-}
-
-float e4m3(std::byte code) {
-    const unsigned bits = std::to_integer<unsigned>(code);
-    const int exponent = static_cast<int>(bits >> 3 & 15u);
-    const auto mantissa = static_cast<float>(bits & 7u);
-    if (exponent == 15 && (bits & 7u) == 7) return std::nanf("");
-    const float magnitude =
-        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-    return (bits & 128u) != 0 ? -magnitude : magnitude;
-}
-
-float e2m1(unsigned code) {
-    constexpr float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    return (code & 8u) != 0 ? -values[code & 7u] : values[code & 7u];
 }
 
 unsigned nibble(const std::byte* codes, std::int64_t i) {
@@ -118,13 +104,16 @@ void load_row(const WeightView& w, std::int64_t row, float* out) {
             return;
         case Encoding::fp8_row:
             for (std::int64_t c = 0; c < cols; ++c)
-                out[c] = e4m3(w.codes[row * cols + c]) * float_at(w.scales, row);
+                out[c] = e4m3_to_f32(std::to_integer<std::uint8_t>(w.codes[row * cols + c])) *
+                         float_at(w.scales, row);
             return;
         case Encoding::nvfp4: {
             const float global = float_at(w.globals, row / rows_of(w));
             for (std::int64_t c = 0; c < cols; ++c) {
-                out[c] = e2m1(nibble(w.codes, row * cols + c)) *
-                         e4m3(w.scales[(row * cols + c) / kNvfp4Group]) * global;
+                out[c] =
+                    e2m1_to_f32(nibble(w.codes, row * cols + c)) *
+                    e4m3_to_f32(std::to_integer<std::uint8_t>(w.scales[(row * cols + c) / kNvfp4Group])) *
+                    global;
             }
             return;
         }
