@@ -19,8 +19,7 @@ namespace {
 
 // The chat_template of tokenizer_config.json, if it has one.
 Result<std::optional<std::string>> embedded_template(const fs::path& file) {
-    std::error_code ignored;
-    if (!fs::exists(file, ignored)) return std::optional<std::string>();
+    if (!files::is_there(file)) return std::optional<std::string>();
     DGEMMA_TRY(const std::string content, files::read_text(file));
     DGEMMA_TRY(const text::Value config, text::parse_json(content, file.string()));
     const text::Value* found = config.find("chat_template");
@@ -62,10 +61,9 @@ Result<fs::path> chosen_model(const Arguments& arguments) {
 }
 
 Result<text::TemplateRevision> template_of(const fs::path& directory, const Arguments& arguments) {
-    std::error_code ignored;
     const fs::path file = directory / "chat_template.jinja";
     std::optional<std::string> content;
-    if (fs::exists(file, ignored)) {
+    if (files::is_there(file)) {
         DGEMMA_TRY(content, files::read_text(file));
     } else {
         DGEMMA_TRY(content, embedded_template(directory / "tokenizer_config.json"));

@@ -181,7 +181,12 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
         file_of;  // the keys are views of tensors_, whose nodes stay in place
     for (std::size_t i = 0; i < plan.files.size(); ++i) {
         const fs::path file = plan.directory / plan.files[i];
-        DGEMMA_TRY(Safetensors shard, Safetensors::open(file));
+        Result<Safetensors> opened = Safetensors::open(file);
+        // A link into a cache whose other end is gone.
+        if (!opened && opened.error().kind == ErrorKind::not_found)
+            return missing_shard(plan.directory, plan.files[i]);
+        if (!opened) return std::move(opened).error();
+        Safetensors shard = std::move(opened).value();
         for (const auto& [name, tensor] : shard.tensors()) {
             const auto [at, added] = out.tensors_.emplace(name, tensor);
             if (!added) {
@@ -255,18 +260,19 @@ std::vector<std::string> Checkpoint::names() const {
 }
 
 bool Checkpoint::has_file(std::string_view name) const {
-    std::error_code error;
-    return is_plain_file_name(name) && fs::is_regular_file(directory_ / name, error);
+    return is_plain_file_name(name) && is_there(directory_ / name);
 }
 
 Result<std::string> Checkpoint::read_text(std::string_view name) const {
-    if (!has_file(name)) {
-        return Error{
-            ErrorKind::not_found,
-            fmt::format("The model in {} has no {}; download it with: {}", quote(directory_.native()),
-                        quote(name), download_command(directory_, name, config_hints(directory_).repo))};
+    if (has_file(name)) {
+        Result<std::string> text = files::read_text(directory_ / name);
+        if (text || text.error().kind != ErrorKind::not_found) return text;
     }
-    return files::read_text(directory_ / name);
+    const bool link = has_file(name);
+    return Error{ErrorKind::not_found,
+                 fmt::format("The model in {} has {} {}; download it with: {}", quote(directory_.native()),
+                             link ? "a link to nothing in place of" : "no", quote(name),
+                             download_command(directory_, name, config_hints(directory_).repo))};
 }
 
 Status check_plain_storage(const Checkpoint& checkpoint) {

@@ -50,8 +50,9 @@ class Checkpoint {
     // .safetensors files of the directory that do not belong to the checkpoint, by name; sorted.
     [[nodiscard]] const std::vector<std::string>& ignored_files() const { return ignored_; }
 
-    // The text files beside the weights; `name` is a plain file name. has_file: whether there is one.
-    // read_text: not_found says which command downloads it; else the errors of files::read_text.
+    // The text files beside the weights; `name` is a plain file name. has_file: whether there is one, sound
+    // or not (is_there). read_text: not_found says which command downloads it; else the errors of
+    // files::read_text.
     [[nodiscard]] bool has_file(std::string_view name) const;
     [[nodiscard]] Result<std::string> read_text(std::string_view name) const;
     [[nodiscard]] Result<std::string> config_text() const { return read_text("config.json"); }

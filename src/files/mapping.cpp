@@ -26,6 +26,13 @@ struct Descriptor {
 
 Error cannot_open(const std::filesystem::path& path, int code) {
     const std::string name = quote(path.native());
+    if (code == ENOENT && is_there(path)) {
+        return {
+            ErrorKind::not_found,
+            fmt::format("{} is a link to a file that is not there; download the file again, or remove the "
+                        "link.",
+                        name)};
+    }
     if (code == ENOENT || code == ENOTDIR) {
         return {ErrorKind::not_found, fmt::format("The file {} is not there; check the path.", name)};
     }
@@ -88,6 +95,11 @@ void release_pages(std::span<const std::byte> bytes) {
     const auto end = (reinterpret_cast<std::uintptr_t>(bytes.data()) + bytes.size()) / page * page;
     // NOLINTNEXTLINE(performance-no-int-to-ptr): pages are found by their addresses.
     if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+bool is_there(const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::not_found;
 }
 
 Result<std::string> read_text(const std::filesystem::path& path, std::uint64_t max_bytes) {

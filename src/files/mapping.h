@@ -38,6 +38,10 @@ class Mapping {
 // later read finds them in the file again. For bytes of a Mapping only.
 void release_pages(std::span<const std::byte> bytes);
 
+// Whether a directory has an entry of this name: also a link to nothing, or what is no file. What is there
+// and cannot be read is broken, not absent.
+bool is_there(const std::filesystem::path& path);
+
 // The whole of a small file (config.json, a template) as text, whatever its encoding. Errors: as
 // Mapping::open, and invalid when it is longer than `max_bytes`.
 Result<std::string> read_text(const std::filesystem::path& path,

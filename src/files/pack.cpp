@@ -38,10 +38,7 @@ std::string some_of(std::vector<std::string> names) {
 
 }  // namespace
 
-bool is_pack(const fs::path& directory) {
-    std::error_code error;
-    return fs::is_regular_file(directory / kPackManifestName, error);
-}
+bool is_pack(const fs::path& directory) { return is_there(directory / kPackManifestName); }
 
 Result<Pack> Pack::open(const fs::path& directory) {
     const fs::path path = directory / kPackManifestName;

@@ -150,8 +150,7 @@ Result<std::vector<std::string>> list_files(const fs::path& directory) {
     std::vector<std::string> out;
     std::error_code error;
     for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-        std::error_code ignored;
-        if (it->is_regular_file(ignored)) out.push_back(it->path().filename().native());
+        out.push_back(it->path().filename().native());
     }
     if (error) {
         return Error{ErrorKind::io, fmt::format("The directory {} cannot be read: {}.",

@@ -34,7 +34,7 @@ struct ShardIndex {
 // Errors: invalid (broken JSON, no weight_map, a tensor twice, a file name that leads out of the directory).
 Result<ShardIndex> parse_shard_index(std::string_view json, std::string_view where);
 
-// The names of the regular files in a directory (links followed), sorted.
+// The names of all that lies in a directory, sorted: also of what is no file, since opening that says so.
 Result<std::vector<std::string>> list_files(const std::filesystem::path& directory);
 
 // The files to open in a directory without an index; the rule is at Checkpoint::open. `files` is what

@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "base/quote.h"
+#include "files/mapping.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer_file.h"
 #include "text/tokenizer_tables.h"
@@ -128,7 +129,7 @@ Result<Tokenizer> load_tokenizer_for(const std::filesystem::path& path) {
     if (!is_directory && (extension == ".json" || extension == ".gz")) return Tokenizer::load(path);
     const fs::path directory = is_directory ? path : path.parent_path();
     for (const char* name : {"tokenizer.json", "tokenizer.json.gz"}) {
-        if (fs::exists(directory / name, error)) return Tokenizer::load(directory / name);
+        if (files::is_there(directory / name)) return Tokenizer::load(directory / name);
     }
     return Error{ErrorKind::not_found,
                  fmt::format("There is no tokenizer.json in {}; download it with hf download ORG/NAME "

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "support/scratch.h"
 #include "support/shared.h"
@@ -82,6 +83,43 @@ TEST(Checkpoint, ANamedShardThatIsNotThereSaysHowToGetIt) {
     // Without the index the set's own numbers tell what is missing.
     fs::remove(scratch.path() / "model.safetensors.index.json");
     EXPECT_SAYS(refusal(scratch.path(), ErrorKind::not_found), "model-00002-of-00002.safetensors");
+}
+
+// A file that is there and cannot be read is broken; taken for absent, it would quietly change what runs.
+TEST(Checkpoint, WhatIsThereAndNoFileIsAnErrorThatNamesIt) {
+    for (const std::string name : {"model.safetensors.index.json", "generation_config.json", "config.json",
+                                   "model-00001-of-00002.safetensors", "dgemma-pack.json"}) {
+        for (const std::string kind : {"link", "fifo", "directory"}) {
+            const ScratchDir scratch;
+            scratch.copy_from(testing::demo_dir());
+            const fs::path path = scratch.path() / name;
+            fs::remove(path);
+            if (kind == "link") {
+                fs::create_symlink("nowhere", path);
+            } else if (kind == "fifo") {
+                ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+            } else {
+                fs::create_directory(path);
+            }
+            const auto opened = Checkpoint::open(scratch.path());
+            if (name == "generation_config.json" || name == "config.json") {
+                ASSERT_TRUE(opened) << opened.error().message;
+                EXPECT_TRUE(opened->has_file(name)) << kind;
+                const auto text = opened->read_text(name);
+                ASSERT_FALSE(text) << name << " " << kind;
+                EXPECT_SAYS(text.error().message, name);
+            } else {
+                ASSERT_FALSE(opened) << name << " " << kind;
+                EXPECT_SAYS(opened.error().message, name);
+            }
+        }
+    }
+}
+
+TEST(Checkpoint, ALinkToNothingInPlaceOfTheOnlyWeightsSaysHowToGetThem) {
+    const ScratchDir scratch;
+    fs::create_symlink("nowhere", scratch.path() / "model.safetensors");
+    EXPECT_SAYS(refusal(scratch.path(), ErrorKind::not_found), "hf download ORG/NAME model.safetensors");
 }
 
 TEST(Checkpoint, InAHubCacheTheCommandNamesTheRepository) {
