@@ -21,10 +21,12 @@ std::string environment(const char* name) {
     return value == nullptr ? std::string() : std::string(value);
 }
 
-fs::path expand_home(const std::string& path) {
-    if (path == "~") return environment("HOME");
-    if (path.rfind("~/", 0) == 0) return fs::path(environment("HOME")) / path.substr(2);
-    return path;
+// Nothing where it needs HOME and HOME is not set.
+std::optional<fs::path> expand_home(const std::string& path) {
+    if (path != "~" && !path.starts_with("~/")) return path;
+    const std::string home = environment("HOME");
+    if (home.empty()) return std::nullopt;
+    return path == "~" ? fs::path(home) : fs::path(home) / path.substr(2);
 }
 
 bool is_word(std::string_view text) {
@@ -83,7 +85,15 @@ std::vector<std::string> snapshots_in(const fs::path& repo) {
 }
 
 Result<fs::path> locate_in_hub(std::string_view name, std::string_view revision) {
-    const fs::path cache = hub_cache_dir();
+    const auto known = hub_cache_dir();
+    if (!known) {
+        return Error{
+            ErrorKind::not_found,
+            fmt::format("There is no file or directory {} here, and without HOME it is not known where "
+                        "the hub cache is; set HOME or HF_HOME, or give the directory of the model.",
+                        quote(name))};
+    }
+    const fs::path& cache = *known;
     const auto slash = name.find('/');
     const fs::path repo =
         cache / fmt::format("models--{}--{}", name.substr(0, slash), name.substr(slash + 1));
@@ -137,14 +147,13 @@ bool is_repo_name(std::string_view text) {
            is_word(text.substr(slash + 1));
 }
 
-fs::path hub_cache_dir() {
+std::optional<fs::path> hub_cache_dir() {
     for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
         if (const std::string value = environment(name); !value.empty()) return expand_home(value);
     }
-    if (const std::string home = environment("HF_HOME"); !home.empty()) return expand_home(home) / "hub";
-    if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty()) {
-        return expand_home(cache) / "huggingface/hub";
-    }
+    if (const std::string home = environment("HF_HOME"); !home.empty()) return expand_home(home + "/hub");
+    if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty())
+        return expand_home(cache + "/huggingface/hub");
     return expand_home("~/.cache/huggingface/hub");
 }
 

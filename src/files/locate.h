@@ -18,8 +18,8 @@ namespace dgemma::files {
 Result<std::filesystem::path> locate_model(std::string_view spec);
 
 // The hub cache: HF_HUB_CACHE, else HF_HOME/hub, else XDG_CACHE_HOME/huggingface/hub, else
-// ~/.cache/huggingface/hub.
-std::filesystem::path hub_cache_dir();
+// ~/.cache/huggingface/hub. Nothing where that needs HOME and HOME is not set.
+std::optional<std::filesystem::path> hub_cache_dir();
 
 // A snapshot in a hub cache, recognised by its path: .../models--org--name/snapshots/<commit>.
 struct HubSnapshot {

@@ -64,6 +64,15 @@ TEST_F(Locate, TheCacheIsWhereTheHubClientPutsIt) {
     EXPECT_EQ(hub_cache_dir(), "/h/hf/hub");
 }
 
+TEST_F(Locate, WithoutHomeItSaysSo) {
+    EXPECT_EQ(hub_cache_dir(), std::nullopt);
+    EXPECT_SAYS(refusal("org/name", ErrorKind::not_found), "set HOME or HF_HOME");
+    ::setenv("HF_HOME", "~/hf", 1);
+    EXPECT_SAYS(refusal("org/name", ErrorKind::not_found), "set HOME or HF_HOME");
+    ::setenv("HF_HOME", scratch_.path().c_str(), 1);
+    EXPECT_SAYS(refusal("org/name", ErrorKind::not_found), "hf download org/name");
+}
+
 TEST_F(Locate, AnExistingPathWins) {
     ::setenv("HF_HUB_CACHE", scratch_.path().c_str(), 1);
     const fs::path file = scratch_.write("org/name", "x");
