@@ -21,9 +21,11 @@ Result<json> parse_object(std::string_view text, std::string_view where) {
     if (text.size() > longest)
         return broken(fmt::format("has {} bytes, too many for a configuration", text.size()));
     bool too_deep = false;
+    std::string last_key;
     // What lies too deep is dropped while parsing, so that hostile nesting costs neither memory nor stack.
-    const auto bounded = [&](int depth, json::parse_event_t, json&) {
+    const auto bounded = [&](int depth, json::parse_event_t event, json& parsed) {
         if (depth > deepest) too_deep = true;
+        if (event == json::parse_event_t::key) last_key = parsed.get_ref<const std::string&>();
         return depth <= deepest;
     };
     try {
@@ -33,6 +35,8 @@ Result<json> parse_object(std::string_view text, std::string_view where) {
         return out;
     } catch (const json::parse_error& error) {
         return broken(fmt::format("is no JSON (near byte {})", error.byte));
+    } catch (const json::out_of_range&) {  // 1e999
+        return broken(fmt::format("has a number under {} that is too large to be one", quote(last_key)));
     } catch (const std::exception&) {
         return broken("cannot be parsed as JSON");
     }
