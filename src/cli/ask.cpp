@@ -66,6 +66,7 @@ Result<int> run_ask(const Arguments& arguments, Console& console) {
     const auto start = std::chrono::steady_clock::now();
     DGEMMA_TRY(const OpenModel model, open_model(arguments));
     const double load_ms = milliseconds_since(start);
+    warn_of_unexpected(*model.checkpoint, console.err);
     DGEMMA_TRY(const text::TemplateRevision revision, input.raw
                                                           ? text::TemplateRevision::canonical
                                                           : template_of(model.checkpoint->path(), arguments));

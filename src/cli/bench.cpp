@@ -88,6 +88,7 @@ Result<int> run_bench(const Arguments& arguments, Console& console) {
         engine::measure(checkpoint, load_options(arguments), options);
     if (console.err_is_terminal) console.err << "\r\x1b[K" << std::flush;
     if (!measured) return measured.error();
+    warn_of_unexpected(checkpoint, console.err);
     if (arguments.on(Flag::json)) {
         const Machine machine = inspect_machine();
         console.out

@@ -106,6 +106,8 @@ void look_at_model(const Machine& machine, const Arguments& arguments, Findings&
                     fmt::format("it loads; a context of {} tokens, {} tokens in the vocabulary",
                                 with_commas(static_cast<std::uint64_t>(model->generator->context_limit())),
                                 with_commas(static_cast<std::uint64_t>(model->tokenizer.vocab_size()))));
+        if (const auto unexpected = unexpected_tensors(*model->checkpoint); !unexpected.empty())
+            findings.note("tensors", unexpected_text(unexpected));
     }
 }
 

@@ -92,6 +92,7 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
         }
     }
     DGEMMA_TRY(OpenModel model, open_model(arguments));
+    warn_of_unexpected(*model.checkpoint, console.err);
     DGEMMA_TRY(engine::Request request, request_of(arguments, model.generator->default_options()));
     request.max_tokens = answer_tokens;
     const InterruptGuard interrupt;

@@ -9,6 +9,7 @@
 #include "cli/generation_flags.h"
 #include "files/locate.h"
 #include "files/mapping.h"
+#include "model/tensor_list.h"
 #include "text/value.h"
 
 namespace dgemma::cli {
@@ -99,6 +100,25 @@ Status check_fit(const text::Tokenizer& tokenizer, const model::Config& config, 
 }
 
 }  // namespace
+
+std::vector<std::string> unexpected_tensors(const files::Checkpoint& checkpoint) {
+    const auto text = checkpoint.config_text();
+    if (!text) return {};
+    const auto config = model::parse_config(*text, "config.json");
+    if (!config) return {};
+    return model::survey_tensors(*config, checkpoint).unexpected;
+}
+
+std::string unexpected_text(const std::vector<std::string>& tensors) {
+    return fmt::format("{} not part of the model and not used: {}",
+                       tensors.size() == 1 ? "1 tensor is" : fmt::format("{} tensors are", tensors.size()),
+                       model::name_list(tensors, 3));
+}
+
+void warn_of_unexpected(const files::Checkpoint& checkpoint, std::ostream& err) {
+    const std::vector<std::string> tensors = unexpected_tensors(checkpoint);
+    if (!tensors.empty()) err << fmt::format("dgemma: note: {}\n", unexpected_text(tensors));
+}
 
 Result<OpenModel> open_model(const Arguments& arguments) {
     DGEMMA_TRY(const fs::path path, chosen_model(arguments));

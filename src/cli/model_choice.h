@@ -4,6 +4,9 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "cli/arguments.h"
@@ -36,5 +39,13 @@ struct OpenModel {
 
 // Errors: those of the files, of their text and of Generator::load.
 Result<OpenModel> open_model(const Arguments& arguments);
+
+// The tensors that no part of the model reads; none where config.json cannot be read, which others say.
+std::vector<std::string> unexpected_tensors(const files::Checkpoint& checkpoint);
+// "2 tensors are not part of the model and not used: a and b": a checkpoint that holds tensors that no part
+// of the model reads may be of another model, or hold an adapter that was never merged. Not for none.
+std::string unexpected_text(const std::vector<std::string>& tensors);
+// The same as a note, where there are any.
+void warn_of_unexpected(const files::Checkpoint& checkpoint, std::ostream& err);
 
 }  // namespace dgemma::cli

@@ -72,11 +72,7 @@ Result<int> make(const Arguments& arguments, Console& console) {
                    text::read_tokenizer_file(source.checkpoint.path() / "tokenizer.json.gz"));
         job.files.emplace_back("tokenizer.json", std::move(text));
     }
-    const auto report = model::survey_tensors(source.config, source.checkpoint);
-    if (!report.unexpected.empty()) {
-        console.err << fmt::format("dgemma: note: not part of the model and left out: {}\n",
-                                   model::name_list(report.unexpected));
-    }
+    warn_of_unexpected(source.checkpoint, console.err);
     return write_pack(job, arguments, console);
 }
 

@@ -205,6 +205,22 @@ class Commands(unittest.TestCase):
         (model / "generation_config.json").write_text(json.dumps(generation))
         refused("MagicSamplerConfig")
 
+    def test_tensors_of_no_part_of_the_model_are_warned_of_once(self):
+        model = self.folder / "model"
+        shutil.copytree(SOURCE / "models/demo", model)
+        header = b'{"some.adapter.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}    '
+        (model / "adapter.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        index = json.loads((model / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index["weight_map"]["some.adapter.weight"] = "adapter.safetensors"
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        note = "1 tensor is not part of the model and not used: some.adapter.weight\n"
+        done = run("ask", "-m", str(model), "12 + 30 =")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "42\n", "dgemma: note: " + note))
+        cases = self.write("c", '{"kind":"a","prompt":"b","expected":"c"}')
+        self.assertEqual(run("eval", "--cases", cases, "-m", str(model)).stderr.count(note), 1)
+        self.assertEqual(run("bench", "-m", str(model), "--prompt-tokens", "4", "--steps", "2").stderr.count(note), 1)
+        self.assertIn(note, run("doctor", "-m", str(model)).stdout)
+
     def test_a_model_in_the_hub_cache(self):
         snapshot = self.folder / "hub/models--org--demo/snapshots/abc"
         shutil.copytree(SOURCE / "models/demo", snapshot)
