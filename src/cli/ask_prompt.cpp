@@ -1,13 +1,12 @@
 #include "cli/ask_prompt.h"
 
-#include <array>
-#include <fstream>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/quote.h"
 #include "cli/raw_prompt.h"
+#include "cli/read_input.h"
 #include "cli/words.h"
 #include "text/messages.h"
 
@@ -19,46 +18,17 @@ namespace {
 
 Error usage(std::string message) { return {ErrorKind::usage, std::move(message)}; }
 
-// All that is left. Errors: io.
-Result<std::string> read_all(std::istream& in, const std::string& where) {
-    std::string out;
-    std::array<char, 65536> piece;
-    while (in.read(piece.data(), piece.size()) || in.gcount() > 0) {
-        out.append(piece.data(), static_cast<std::size_t>(in.gcount()));
-    }
-    // Opening a directory succeeds; only reading from it says that it is one.
-    if (in.bad()) return Error{ErrorKind::io, where + " cannot be read; is it a directory?"};
-    return out;
-}
-
-// Without the byte order mark that some editors put before UTF-8: no part of what was written.
-std::string without_mark(std::string text) {
-    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
-    return text;
-}
-
 Status check_utf8(std::string_view text, const std::string& path) {
     if (const auto at = first_invalid_utf8(text)) {
         return usage(
-            fmt::format("The file {} is not UTF-8 (byte {}); convert it first, for example with iconv.",
-                        quote(path), *at + 1));
+            fmt::format("What {} holds is not UTF-8 (byte {}); convert it first, for example with iconv.",
+                        Inputs::name_of(path), *at + 1));
     }
     return {};
 }
 
-// The whole of a file, a pipe or a device. `flag` named it.
-Result<std::string> read_named(const std::string& path, std::string_view flag) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) {
-        return Error{ErrorKind::not_found,
-                     fmt::format("The file {} cannot be opened; check {}.", quote(path), flag)};
-    }
-    DGEMMA_TRY(std::string content, read_all(file, quote(path)));
-    return without_mark(std::move(content));
-}
-
 // What there is to ask, as typed or read; nothing where only --messages asks. Checked: UTF-8, and not blank.
-Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Console& console) {
+Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Console& console, Inputs& inputs) {
     const std::vector<std::string>& words = arguments.words();
     const auto file = arguments.text(Flag::file);
     std::string prompt, where = "The prompt";
@@ -66,8 +36,8 @@ Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Conso
         return usage("The prompt is given twice, as words and with --file; leave out one of them.");
     }
     if (file) {
-        DGEMMA_TRY(prompt, read_named(*file, "--file"));
-        where = fmt::format("The prompt in {}", quote(*file));
+        DGEMMA_TRY(prompt, inputs.read(*file, "--file"));
+        where = *file == "-" ? "The prompt on stdin" : fmt::format("The prompt in {}", quote(*file));
     } else if (!words.empty() && !(words.size() == 1 && words[0] == "-")) {
         prompt = fmt::format("{}", fmt::join(words, " "));
     } else if (words.empty() && arguments.given(Flag::messages)) {
@@ -77,8 +47,7 @@ Result<std::optional<std::string>> read_prompt(const Arguments& arguments, Conso
             return usage("There is no prompt; write it after ask in quotes, or use --file, or pipe it in.");
         }
         where = "The prompt on stdin";
-        DGEMMA_TRY(prompt, read_all(console.in, where));
-        prompt = without_mark(std::move(prompt));
+        DGEMMA_TRY(prompt, inputs.read_stdin("the prompt"));
     }
     if (const auto at = first_invalid_utf8(prompt)) {
         return usage(fmt::format("{} is not UTF-8 (byte {}); convert it first, for example with iconv.",
@@ -96,10 +65,10 @@ Value message(std::string_view role, std::string content) {
 }
 
 // --messages: a list, or an object with "messages" and maybe "tools".
-Status read_messages(const std::string& path, Value::Array& messages, Value& tools) {
-    DGEMMA_TRY(const std::string content, read_named(path, "--messages"));
+Status read_messages(const std::string& path, Inputs& inputs, Value::Array& messages, Value& tools) {
+    DGEMMA_TRY(const std::string content, inputs.read(path, "--messages"));
     DGEMMA_CHECK(check_utf8(content, path));
-    DGEMMA_TRY(Value value, text::parse_json(content, quote(path)));
+    DGEMMA_TRY(Value value, text::parse_json(content, Inputs::name_of(path)));
     if (value.is(Value::Type::object)) {
         if (const Value* found = value.find("tools")) tools = *found;
         const Value* found = value.find("messages");
@@ -109,7 +78,7 @@ Status read_messages(const std::string& path, Value::Array& messages, Value& too
         return Error{
             ErrorKind::invalid,
             fmt::format("{} is no list of messages; write [{{\"role\": \"user\", \"content\": \"...\"}}].",
-                        quote(path))};
+                        Inputs::name_of(path))};
     }
     messages = value.as_array();
     return {};
@@ -145,19 +114,20 @@ Result<AskInput> read_ask_input(const Arguments& arguments, Console& console) {
         return usage(
             fmt::format("The text of {} is not UTF-8; convert it first.", arguments.source(Flag::system)));
     }
+    Inputs inputs(console);
     Value::Array messages;
     if (const auto path = arguments.text(Flag::messages))
-        DGEMMA_CHECK(read_messages(*path, messages, out.tools));
+        DGEMMA_CHECK(read_messages(*path, inputs, messages, out.tools));
     if (const auto path = arguments.text(Flag::tools)) {
         if (!out.tools.is(Value::Type::null)) {
             return usage(
                 "There are tools in the file of --messages and in that of --tools; leave out one of them.");
         }
-        DGEMMA_TRY(const std::string content, read_named(*path, "--tools"));
+        DGEMMA_TRY(const std::string content, inputs.read(*path, "--tools"));
         DGEMMA_CHECK(check_utf8(content, *path));
-        DGEMMA_TRY(out.tools, text::parse_json(content, quote(*path)));
+        DGEMMA_TRY(out.tools, text::parse_json(content, Inputs::name_of(*path)));
     }
-    DGEMMA_TRY(out.prompt, read_prompt(arguments, console));
+    DGEMMA_TRY(out.prompt, read_prompt(arguments, console, inputs));
     if (system) {
         if (!messages.empty() && is_system(messages.front())) {
             return usage(

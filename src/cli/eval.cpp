@@ -1,4 +1,5 @@
 // `eval`: a file of prompts with known answers.
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "cli/interrupt.h"
 #include "cli/model_choice.h"
 #include "cli/raw_prompt.h"
+#include "cli/read_input.h"
 #include "cli/verbs.h"
 
 namespace dgemma::cli {
@@ -55,21 +57,27 @@ class Progress {
     std::size_t total_;
 };
 
-Result<std::vector<EvalCase>> chosen_cases(const Arguments& arguments) {
+Result<std::vector<EvalCase>> read_chosen(const std::string& path, Console& console) {
+    if (path == "-") return read_cases(console.in, "stdin");
+    errno = 0;
+    std::ifstream file(path);
+    if (!file) {
+        return Error{ErrorKind::not_found, fmt::format("The cases file {} of --cases cannot be opened{}.",
+                                                       quote(path), system_reason(errno))};
+    }
+    return read_cases(file, quote(path));
+}
+
+Result<std::vector<EvalCase>> chosen_cases(const Arguments& arguments, Console& console) {
     const auto path = arguments.text(Flag::cases);
     if (!path) return Error{ErrorKind::usage, "eval needs a file of cases: --cases FILE.jsonl."};
-    std::ifstream file(*path);
-    if (!file) {
-        return Error{ErrorKind::not_found,
-                     fmt::format("The cases file {} cannot be opened; check --cases.", quote(*path))};
-    }
-    DGEMMA_TRY(std::vector<EvalCase> cases, read_cases(file, *path));
+    DGEMMA_TRY(std::vector<EvalCase> cases, read_chosen(*path, console));
     if (arguments.on(Flag::exact_only)) std::erase_if(cases, [](const EvalCase& one) { return !one.exact; });
     const auto limit = arguments.whole(Flag::limit);
     if (limit && *limit < cases.size()) cases.resize(*limit);
     if (cases.empty()) {
         return Error{ErrorKind::invalid,
-                     fmt::format("The cases file {} holds no rows to run.", quote(*path))};
+                     fmt::format("{} of --cases holds no rows to run.", Inputs::name_of(*path))};
     }
     return cases;
 }
@@ -77,7 +85,7 @@ Result<std::vector<EvalCase>> chosen_cases(const Arguments& arguments) {
 }  // namespace
 
 Result<int> run_eval(const Arguments& arguments, Console& console) {
-    DGEMMA_TRY(const std::vector<EvalCase> cases, chosen_cases(arguments));
+    DGEMMA_TRY(const std::vector<EvalCase> cases, chosen_cases(arguments, console));
     std::ofstream rows;
     if (const auto path = arguments.text(Flag::rows)) {
         std::error_code error;
@@ -85,10 +93,11 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
             return Error{ErrorKind::usage,
                          "--rows names the file of --cases, which it would overwrite; name another file."};
         }
+        errno = 0;
         rows.open(*path);
         if (!rows) {
-            return Error{ErrorKind::io,
-                         fmt::format("The file {} cannot be written; check --rows.", quote(*path))};
+            return Error{ErrorKind::io, fmt::format("The file {} of --rows cannot be written{}.",
+                                                    quote(*path), system_reason(errno))};
         }
     }
     DGEMMA_TRY(OpenModel model, open_model(arguments));

@@ -1,9 +1,12 @@
 #include "cli/eval_cases.h"
 
+#include <cerrno>
+
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/read_input.h"
 #include "text/value.h"
 
 namespace dgemma::cli {
@@ -56,13 +59,14 @@ Result<std::vector<EvalCase>> read_cases(std::istream& in, const std::string& wh
     std::vector<EvalCase> out;
     std::string text;
     int row = 0;
+    errno = 0;
     for (int line = 1; std::getline(in, text); ++line) {
         if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
         DGEMMA_TRY(EvalCase one, read_case(text, where, line));
         one.row = row++;
         out.push_back(std::move(one));
     }
-    if (in.bad()) return Error{ErrorKind::io, where + " could not be read to its end."};
+    if (in.bad()) return unreadable(where, errno);
     return out;
 }
 

@@ -9,6 +9,7 @@
 
 int main(int count, char** words) {
     using namespace dgemma::cli;
+    stand_in_for_closed_streams();
     std::ios::sync_with_stdio(false);
     std::cin.tie(nullptr);
     const std::vector<std::string> args(words + (count > 0 ? 1 : 0), words + count);

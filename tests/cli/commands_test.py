@@ -269,6 +269,56 @@ class Commands(unittest.TestCase):
         self.assert_refused(1, "", "template", "--template", self.write("t.jinja", "{{ x }}"))
         self.assert_refused(1, "", "tokenize", "--tokenizer", str(self.folder / "none.json"))
 
+    def test_line_verbs_answer_each_line_as_it_comes(self):
+        process = subprocess.Popen([BINARY, "parse"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for text in ("one", "two"):
+            process.stdin.write(json.dumps({"output": text}).encode() + b"\n")
+            process.stdin.flush()
+            self.assertEqual(json.loads(process.stdout.readline())["content"], text)
+        process.stdin.close()
+        self.assertEqual((process.wait(60), process.stdout.read()), (0, b""))
+        process.stdout.close()
+
+    def test_stdin_that_cannot_be_read(self):
+        for args in (["tokenize"], ["template"], ["parse"], ["ask"], ["eval", "--cases", "-"], ["ask", "--messages", "-"]):
+            directory = os.open(self.folder, os.O_RDONLY)
+            done = subprocess.run([BINARY, *args], stdin=directory, capture_output=True, check=False, timeout=600)
+            os.close(directory)
+            self.assertEqual((done.returncode, done.stdout), (1, b""), args)
+            self.assertRegex(done.stderr.decode(), r"\Adgemma: stdin cannot be read: [^\n]+\.\n\Z")
+            # Closed before it started; what it opens then must not take stdin's place.
+            done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", BINARY, *args], capture_output=True, check=False, timeout=600)
+            self.assertEqual((done.returncode, done.stdout), (1, b""), args)
+            self.assertIn(b"stdin cannot be read", done.stderr)
+
+    def test_a_closed_stdout_is_an_error_and_no_file_takes_its_place(self):
+        pack = self.folder / "pack"
+        args = [BINARY, "quantize", "-m", str(SOURCE / "models/demo"), "--profile", "q8", "-o", str(pack)]
+        self.assertIn(subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *args], check=False, timeout=600).returncode, (0, 1))
+        self.assertEqual(run("quantize", "--check", str(pack)).returncode, 0)
+
+    def test_a_dash_is_stdin_once(self):
+        question = "What is the capital of France?"
+        self.assertEqual(run("ask", "-f", "-", stdin=question).stdout, "The capital of France is Paris.\n")
+        messages = json.dumps([{"role": "user", "content": question}])
+        self.assertEqual(run("ask", "--messages", "-", stdin=messages).stdout, "The capital of France is Paris.\n")
+        tools = (SOURCE / "docs/examples/tools.json").read_text(encoding="utf-8")
+        self.assertEqual(json.loads(run("ask", "--tools", "-", "How is the weather in Suva?", stdin=tools).stdout)["name"],
+                         "get_weather")
+        cases = (SOURCE / "tests/data/demo-cases/text.jsonl").read_text(encoding="utf-8")
+        self.assertEqual(json.loads(run("eval", "--cases", "-", "--limit", "1", "--json", stdin=cases).stdout)["cases"], 1)
+        self.assert_refused(2, "Stdin is asked for twice, for --messages and for the prompt", "ask", "--messages", "-", "-",
+                            stdin=messages)
+        self.assert_refused(2, "twice", "ask", "-f", "-", "--tools", "-", stdin=tools)
+        self.assert_refused(1, "stdin", "ask", "--messages", "-", stdin="7")
+
+    def test_what_cannot_be_opened_says_why(self):
+        self.assert_refused(1, "No such file or directory", "ask", "-f", str(self.folder / "nothing"))
+        self.assert_refused(1, "--tools cannot be opened: Not a directory", "ask", "--tools", self.write("f", "x") + "/y", "hi")
+        self.assert_refused(1, "Is a directory", "ask", "-f", str(self.folder))
+        self.assert_refused(1, "cannot be written: Is a directory", "eval", "--cases", "-", "--rows", str(self.folder),
+                            stdin='{"kind":"a","prompt":"b","expected":"c"}')
+
     def test_doctor_and_info(self):
         done = run("doctor")
         self.assertEqual(done.returncode, 0, done.stdout)

@@ -1,6 +1,8 @@
 #include "cli/json_lines.h"
 
+#include <cerrno>
 #include <sstream>
+#include <streambuf>
 
 #include <gtest/gtest.h>
 
@@ -43,6 +45,34 @@ TEST(TemplateLines, StopsAtABrokenLineAndNamesIt) {
     EXPECT_EQ(templated("{}"),
               "stopped: line 1 has no `messages`: write {\"messages\": [{\"role\": \"user\", \"content\": "
               "\"...\"}]}");
+}
+
+// A source that gives one line and then fails, as a directory or a vanished disk does.
+class FailingSource : public std::streambuf {
+  public:
+    explicit FailingSource(std::string text) : text_(std::move(text)) {
+        setg(text_.data(), text_.data(), text_.data() + text_.size());
+    }
+
+  protected:
+    int_type underflow() override {
+        errno = EISDIR;
+        throw std::ios_base::failure("no more");
+    }
+
+  private:
+    std::string text_;
+};
+
+TEST(JsonLines, WhatCannotBeReadIsNoEndOfInput) {
+    FailingSource source("{\"output\":\"\"}\n");
+    std::istream in(&source);
+    std::ostringstream out;
+    const Status status = parse_lines(in, out);
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().kind, ErrorKind::io);
+    EXPECT_EQ(status.error().message, "stdin cannot be read: Is a directory.");
+    EXPECT_NE(out.str(), "") << "what was read before is answered";
 }
 
 TEST(ParseLines, GivesALineForALine) {
