@@ -21,32 +21,77 @@ bool is_control(char32_t c) {
            (c >= 0x2066 && c <= 0x2069);
 }
 
-// One line under construction.
-class Line {
-  public:
-    explicit Line(bool colour) : colour_(colour) {}
+struct Cell {
+    Tone tone = Tone::plain;
+    char32_t character = 0;
+    int columns = 0;
+};
 
-    void put(Tone tone, char32_t character, int columns) {
-        if (colour_ && tone != tone_) {
-            text_ += tone == Tone::dim ? dim_code : reset_code;
-            tone_ = tone;
+// Breaks what it is given into lines: where it can after a space or beside a wide character, else at the
+// edge.
+class LineBreaker {
+  public:
+    LineBreaker(int columns, bool colour) : columns_(columns), colour_(colour) {}
+
+    void put(Cell cell) {
+        if (cell.character == U' ') {  // one too many hangs over the edge, where the line is broken later
+            append(cell);
+            break_at_ = line_.size();
+            return;
         }
-        text::append_utf8(text_, character);
-        used_ += columns;
+        while (used_ + cell.columns > columns_ && !line_.empty()) soft_break();
+        if (cell.columns == 2) break_at_ = line_.size();
+        append(cell);
+        if (cell.columns == 2) break_at_ = line_.size();
+    }
+    void end_line() {
+        while (used_ > columns_) drop_last();  // spaces that hang over
+        emit(line_.size());
     }
     [[nodiscard]] int used() const { return used_; }
-    std::string finish() {
-        if (tone_ != Tone::plain) text_ += reset_code;
-        tone_ = Tone::plain;
-        used_ = 0;
-        return std::exchange(text_, {});
-    }
+    std::vector<LaidOutLine> take() { return std::move(lines_); }
 
   private:
+    void append(Cell cell) {
+        line_.push_back(cell);
+        used_ += cell.columns;
+    }
+    void drop_last() {
+        used_ -= line_.back().columns;
+        line_.pop_back();
+    }
+    void soft_break() {
+        std::size_t end = break_at_ > 0 ? break_at_ : line_.size();
+        const std::vector<Cell> rest(line_.begin() + static_cast<std::ptrdiff_t>(end), line_.end());
+        line_.resize(end);
+        while (end > 1 && line_[end - 1].character == U' ') line_.resize(--end);
+        emit(line_.size());
+        for (const Cell& cell : rest) append(cell);
+    }
+    // The first `count` cells become a line, and all are gone.
+    void emit(std::size_t count) {
+        LaidOutLine out;
+        Tone tone = Tone::plain;
+        for (std::size_t i = 0; i < count; ++i) {
+            const Cell& cell = line_[i];
+            if (colour_ && cell.tone != tone) out.text += cell.tone == Tone::dim ? dim_code : reset_code;
+            tone = cell.tone;
+            text::append_utf8(out.text, cell.character);
+            out.columns += cell.columns;
+        }
+        if (colour_ && tone != Tone::plain) out.text += reset_code;
+        lines_.push_back(std::move(out));
+        line_.clear();
+        used_ = 0;
+        break_at_ = 0;
+    }
+
+    int columns_;
     bool colour_;
-    std::string text_;
-    Tone tone_ = Tone::plain;
+    std::vector<Cell> line_;
     int used_ = 0;
+    std::size_t break_at_ = 0;  // cells before the last place where the line may be broken; 0: none
+    std::vector<LaidOutLine> lines_;
 };
 
 }  // namespace
@@ -65,30 +110,25 @@ std::string without_controls(std::string_view text) {
     return out;
 }
 
-std::vector<std::string> lay_out(const std::vector<Span>& spans, int columns, bool colour) {
+std::vector<LaidOutLine> lay_out(const std::vector<Span>& spans, int columns, bool colour) {
     constexpr int tab = 8;
-    std::vector<std::string> lines;
-    Line line(colour);
+    LineBreaker lines(columns, colour);
     for (const Span& span : spans) {
         const std::string clean = without_controls(span.text);
         for (std::size_t at = 0; at < clean.size();) {
             const char32_t c = text::next_code_point(clean, at);
             if (c == U'\n') {
-                lines.push_back(line.finish());
-                continue;
+                lines.end_line();
+            } else if (c == U'\t') {
+                const int stop = std::min(columns, (lines.used() / tab + 1) * tab);
+                while (lines.used() < stop) lines.put({span.tone, U' ', 1});
+            } else {
+                lines.put({span.tone, c, columns_of(c)});
             }
-            if (c == U'\t') {
-                const int stop = std::min(columns, (line.used() / tab + 1) * tab);
-                while (line.used() < stop) line.put(span.tone, U' ', 1);
-                continue;
-            }
-            const int width = columns_of(c);
-            if (line.used() + width > columns) lines.push_back(line.finish());
-            line.put(span.tone, c, width);
         }
     }
-    lines.push_back(line.finish());
-    return lines;
+    lines.end_line();
+    return lines.take();
 }
 
 LiveCanvas::LiveCanvas(std::ostream& out, std::function<TerminalSize()> size, bool colour)
@@ -96,37 +136,43 @@ LiveCanvas::LiveCanvas(std::ostream& out, std::function<TerminalSize()> size, bo
 
 LiveCanvas::~LiveCanvas() { clear(); }
 
+std::string LiveCanvas::to_first_line(const TerminalSize& size) const {
+    int rows = 0;
+    for (const int columns : drawn_) {
+        // A terminal that was made narrower has broken the lines anew.
+        rows += size.reflows ? std::max(1, (columns + size.columns - 1) / size.columns) : 1;
+    }
+    return rows > 1 ? fmt::format("\r\x1b[{}A", rows - 1) : "\r";
+}
+
 void LiveCanvas::draw(const std::vector<Span>& text, const std::string& status) {
     const TerminalSize size = size_();
     // The last column stays free: some terminals wrap as soon as it is written.
     const int columns = std::max(1, size.columns - 1);
-    std::vector<std::string> lines;
+    std::vector<LaidOutLine> lines;
     if (!text.empty()) lines = lay_out(text, columns, colour_);
     const auto room = static_cast<std::size_t>(std::max(1, size.rows - 2));
     if (lines.size() > room) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(room));
     lines.push_back(lay_out({{Tone::dim, status}}, columns, colour_).front());
 
     std::string frame(clip_lines);
-    frame += '\r';
-    if (drawn_ > 1) frame += fmt::format("\x1b[{}A", drawn_ - 1);
+    frame += to_first_line(size);
+    drawn_.clear();
     for (std::size_t i = 0; i < lines.size(); ++i) {
         if (i > 0) frame += "\r\n";
-        frame += lines[i];
+        frame += lines[i].text;
         frame += erase_to_end_of_line;
+        drawn_.push_back(lines[i].columns);
     }
     frame += erase_below;
     frame += wrap_lines;
     out_ << frame << std::flush;
-    drawn_ = static_cast<int>(lines.size());
 }
 
 void LiveCanvas::clear() {
-    if (drawn_ == 0) return;
-    std::string frame = "\r";
-    if (drawn_ > 1) frame += fmt::format("\x1b[{}A", drawn_ - 1);
-    frame += erase_below;
-    out_ << frame << std::flush;
-    drawn_ = 0;
+    if (drawn_.empty()) return;
+    out_ << to_first_line(size_()) << erase_below << std::flush;
+    drawn_.clear();
 }
 
 }  // namespace dgemma::cli

@@ -29,9 +29,14 @@ int columns_of(char32_t character);
 // characters except line feed and tab, and bytes that are not UTF-8.
 std::string without_controls(std::string_view text);
 
-// Lays spans out in lines of at most `columns` columns, breaking at the edge. Each line holds its own colour
-// codes (none where `colour` is off) and ends reset. Tabs become spaces. At least one line.
-std::vector<std::string> lay_out(const std::vector<Span>& spans, int columns, bool colour);
+struct LaidOutLine {
+    std::string text;  // with its own colour codes, reset at its end
+    int columns = 0;
+};
+
+// Lays spans out in lines of at most `columns` columns, broken between words; a word that is longer than a
+// line is broken at the edge. No colour codes where `colour` is off. Tabs become spaces. At least one line.
+std::vector<LaidOutLine> lay_out(const std::vector<Span>& spans, int columns, bool colour);
 
 // A few lines at the bottom of a terminal that are replaced as a whole.
 //
@@ -56,10 +61,13 @@ class LiveCanvas {
     void clear();
 
   private:
+    // What takes the cursor from the end of the frame to the beginning of its first line.
+    [[nodiscard]] std::string to_first_line(const TerminalSize& size) const;
+
     std::ostream& out_;
     std::function<TerminalSize()> size_;
     bool colour_;
-    int drawn_ = 0;  // lines on the screen
+    std::vector<int> drawn_;  // the lines on the screen, by their columns
 };
 
 }  // namespace dgemma::cli

@@ -6,6 +6,9 @@ namespace dgemma::cli {
 struct TerminalSize {
     int columns = 80;
     int rows = 24;
+    // Whether lines that no longer fit are broken anew when the window is made narrower, as most terminals
+    // do, and not cut off.
+    bool reflows = true;
 };
 
 // Whether a file descriptor is a terminal that understands cursor movement (TERM set, and not to "dumb").

@@ -43,8 +43,8 @@ class LiveCanvasTest : public ::testing::Test {
 TEST_F(LiveCanvasTest, ReplacesItsFrameAndLeavesTheScreenAsItWas) {
     start(20, 10, 2);
     draw({{Tone::plain, "first draft"}, {Tone::dim, " of something long"}});
-    EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1", "first draft of some",
-                                                          "thing long", "status"}));
+    EXPECT_EQ(screen_->lines(),
+              (std::vector<std::string>{"above 0", "above 1", "first draft of", "something long", "status"}));
     draw({{Tone::dim, "short"}});
     EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1", "short", "status"}));
     canvas_->clear();
@@ -96,10 +96,65 @@ TEST_F(LiveCanvasTest, FollowsAResize) {
     EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"c", "d", "status"}));
 }
 
+// A window made narrower: the terminal breaks the frame's lines anew, and the cursor is further down.
+TEST_F(LiveCanvasTest, LeavesNothingBehindWhenTheTerminalGetsNarrower) {
+    for (const bool reflows : {true, false}) {
+        for (const bool by_clearing : {true, false}) {
+            start(30, 12, 2);
+            draw({{Tone::plain, "a line of more than ten\nb\nanother line of more than"}},
+                 "some status line");
+            size_ = {10, 12, reflows};
+            screen_->resize(10, reflows);
+            if (by_clearing) {
+                canvas_->clear();
+                flush();
+                EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1"})) << reflows;
+            }
+            draw({{Tone::plain, "after"}});
+            EXPECT_EQ(screen_->lines(), (std::vector<std::string>{"above 0", "above 1", "after", "status"}))
+                << reflows << by_clearing;
+        }
+    }
+}
+
+TEST_F(LiveCanvasTest, LeavesNothingBehindWhenTheTerminalGetsWider) {
+    start(10, 12, 1);
+    draw({{Tone::plain, "some words that take lines"}});
+    size_ = {40, 12};
+    screen_->resize(40, true);
+    draw({{Tone::plain, "some words that take lines"}});
+    EXPECT_EQ(screen_->lines(),
+              (std::vector<std::string>{"above 0", "some words that take lines", "status"}));
+}
+
+std::vector<std::string> texts(const std::vector<Span>& spans, int columns, bool colour) {
+    std::vector<std::string> out;
+    for (const LaidOutLine& line : lay_out(spans, columns, colour)) out.push_back(line.text);
+    return out;
+}
+
+TEST(LayOut, BreaksBetweenWords) {
+    using Lines = std::vector<std::string>;
+    const auto broken = [](const char* text, int columns) {
+        return texts({{Tone::plain, text}}, columns, false);
+    };
+    EXPECT_EQ(broken("one two three", 8), (Lines{"one two", "three"}));
+    EXPECT_EQ(broken("one two three", 7), (Lines{"one two", "three"}));
+    EXPECT_EQ(broken("one two three", 6), (Lines{"one", "two", "three"}));
+    EXPECT_EQ(broken("a  longword", 6), (Lines{"a", "longwo", "rd"})) << "a word too long for any line";
+    EXPECT_EQ(broken("ab      cd", 4), (Lines{"ab", "cd"})) << "spaces hang over the edge";
+    EXPECT_EQ(broken("ab      \ncd", 4), (Lines{"ab  ", "cd"}));
+    EXPECT_EQ(broken("ab 日本語", 6), (Lines{"ab 日", "本語"})) << "wide characters need no space";
+    EXPECT_EQ(broken("日本", 1), (Lines{"日", "本"})) << "too narrow for anything";
+    const auto coloured = texts({{Tone::plain, "on"}, {Tone::dim, "e two"}}, 5, true);
+    EXPECT_EQ(coloured, (Lines{"on\x1b[2me\x1b[0m", "\x1b[2mtwo\x1b[0m"}));
+    EXPECT_EQ(lay_out({{Tone::plain, "日a"}}, 10, true).front().columns, 3);
+}
+
 TEST(LayOut, ColoursEachLineOnItsOwn) {
-    const auto lines = lay_out({{Tone::plain, "ab"}, {Tone::dim, "cd\nef"}}, 3, true);
+    const auto lines = texts({{Tone::plain, "ab"}, {Tone::dim, "cd\nef"}}, 3, true);
     EXPECT_EQ(lines, (std::vector<std::string>{"ab\x1b[2mc\x1b[0m", "\x1b[2md\x1b[0m", "\x1b[2mef\x1b[0m"}));
-    EXPECT_EQ(lay_out({{Tone::dim, "ab\tc"}}, 20, false), (std::vector<std::string>{"ab      c"}));
+    EXPECT_EQ(texts({{Tone::dim, "ab\tc"}}, 20, false), (std::vector<std::string>{"ab      c"}));
     EXPECT_EQ(lay_out({}, 20, true).size(), 1u);
 }
 

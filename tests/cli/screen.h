@@ -41,6 +41,40 @@ class Screen {
         }
     }
 
+    // The window gets another width. reflows: lines that do not fit are broken anew, and the cursor stays
+    // with its character; else they are cut off.
+    void resize(int columns, bool reflows) {
+        columns_ = columns;
+        const auto width = static_cast<std::size_t>(columns);
+        if (!reflows) {
+            for (auto& line : lines_) line.resize(std::min(line.size(), width));
+            column_ = std::min(column_, columns - 1);
+            return;
+        }
+        std::vector<std::u32string> lines;
+        std::size_t row = 0;
+        int column = column_;
+        for (std::size_t i = 0; i < lines_.size(); ++i) {
+            if (i == row_) row = lines.size();
+            const std::u32string& line = lines_[i];
+            for (std::size_t at = 0; at == 0 || at < line.size(); at += width) {
+                lines.push_back(line.substr(at, width));
+                if (i == row_ && at > 0 && column >= columns) {
+                    ++row;
+                    column -= columns;
+                }
+            }
+        }
+        while (lines.size() > lines_.size() && lines.back().empty()) lines.pop_back();
+        while (lines.size() > lines_.size()) {
+            lines.erase(lines.begin());
+            --row;
+        }
+        lines_ = std::move(lines);
+        row_ = row;
+        column_ = column;
+    }
+
     [[nodiscard]] std::vector<std::string> lines() const {
         std::vector<std::string> out;
         for (const auto& cells : lines_) {
