@@ -14,6 +14,7 @@
 #include "cli/terminal.h"
 #include "cli/text_view.h"
 #include "cli/verbs.h"
+#include "cli/words.h"
 
 namespace dgemma::cli {
 
@@ -32,20 +33,24 @@ void note(Console& console, const engine::EndEvent& end, const text::ParsedReply
             "dgemma: note: the reply was cut after {} tokens; --max-tokens and --ctx allow more\n",
             end.stats.output_tokens);
     } else if (end.reason != engine::FinishReason::cancelled && text::shows_nothing(reply)) {
-        console.err << "dgemma: note: the reply is empty; another --seed may help\n";
+        console.err << (end.reason == engine::FinishReason::stop_string
+                            ? "dgemma: note: the reply is empty: it begins with the text of --stop\n"
+                            : "dgemma: note: the reply is empty; another --seed may help\n");
     }
 }
 
 void show_stats(Console& console, const engine::Stats& stats, double load_ms) {
     console.err << fmt::format(
-        "load {:.0f} ms; prompt {} tokens in {:.0f} ms; reply {} tokens in {} blocks, {} steps, {:.0f} ms; "
+        "load {:.0f} ms; prompt {} tokens in {:.0f} ms; reply {} tokens in {}, {}, {:.0f} ms; "
         "{:.1f} tokens/s end to end\n",
-        load_ms, stats.prompt_tokens, stats.prefill_ms, stats.output_tokens, stats.blocks.size(), stats.steps,
+        load_ms, stats.prompt_tokens, stats.prefill_ms, stats.output_tokens,
+        counted(stats.blocks.size(), "block"), counted(static_cast<std::uint64_t>(stats.steps), "step"),
         stats.denoise_ms, stats.tokens_per_second());
     for (std::size_t i = 0; i < stats.blocks.size(); ++i) {
         const engine::BlockStats& block = stats.blocks[i];
-        std::string line = fmt::format("block {}: {} steps, {}, {} positions trimmed", i + 1, block.steps,
-                                       block.stop_rule, block.trimmed);
+        std::string line = fmt::format(
+            "block {}: {}, {}, {} trimmed", i + 1, counted(static_cast<std::uint64_t>(block.steps), "step"),
+            block.stop_rule, counted(static_cast<std::uint64_t>(block.trimmed), "position"));
         if (block.attempts > 1) line += fmt::format(", {} attempts", block.attempts);
         if (!block.guards.empty()) line += fmt::format(", guards: {}", fmt::join(block.guards, ", "));
         console.err << line << "\n";

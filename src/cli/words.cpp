@@ -52,6 +52,10 @@ std::string bytes_text(std::uint64_t bytes) {
     return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+std::string counted(std::uint64_t number, std::string_view noun) {
+    return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
+}
+
 std::string with_commas(std::uint64_t number) {
     std::string digits = std::to_string(number);
     for (std::ptrdiff_t at = std::ssize(digits) - 3; at > 0; at -= 3)

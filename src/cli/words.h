@@ -24,6 +24,9 @@ std::optional<std::size_t> first_invalid_utf8(std::string_view text);
 // "1.5 GiB"
 std::string bytes_text(std::uint64_t bytes);
 
+// "1 block", "2 blocks": of a noun whose plural takes an s.
+std::string counted(std::uint64_t number, std::string_view noun);
+
 // "1,234,567"
 std::string with_commas(std::uint64_t number);
 
