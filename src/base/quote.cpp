@@ -21,10 +21,12 @@ bool is_harmless(std::string_view c) {
 
 }  // namespace
 
-std::string quote(std::string_view text) {
+std::string quote(std::string_view text) { return "\"" + printable(text) + "\""; }
+
+std::string printable(std::string_view text) {
     constexpr std::size_t longest = 200;
     constexpr std::string_view digits = "0123456789ABCDEF";
-    std::string out = "\"";
+    std::string out;
     std::size_t taken = 0;
     while (taken < text.size() && taken < longest) {
         const Utf8Unit unit = utf8_unit(text.substr(taken));
@@ -42,7 +44,7 @@ std::string quote(std::string_view text) {
         taken += unit.length;
     }
     if (taken < text.size()) out += "...";
-    return out + "\"";
+    return out;
 }
 
 }  // namespace dgemma

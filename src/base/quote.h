@@ -11,4 +11,7 @@ namespace dgemma {
 // not UTF-8 become \xNN, and what is longer than 200 bytes is cut.
 std::string quote(std::string_view text);
 
+// The same without the quotes.
+std::string printable(std::string_view text);
+
 }  // namespace dgemma

@@ -132,15 +132,17 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
             answer.blocks = static_cast<int>(end.stats.blocks.size());
             answer.tokens = end.stats.output_tokens;
             tally.add(asked, answer);
-            if (rows.is_open()) rows << row_json(asked, answer) << "\n";
+            errno = 0;
+            // At once, so that a full disk is noticed here and not after hours.
+            if (rows.is_open() && !(rows << row_json(asked, answer) << std::endl)) {
+                return Error{ErrorKind::io,
+                             fmt::format("Row {} could not be written to {}{}.", asked.row,
+                                         quote(*arguments.text(Flag::rows)), system_reason(errno))};
+            }
             progress.show(i + 1, tally);
         }
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (rows.is_open() && !rows.flush()) {
-        return Error{ErrorKind::io, fmt::format("The rows could not all be written to {}; is the disk full?",
-                                                quote(*arguments.text(Flag::rows)))};
-    }
     console.out << (arguments.on(Flag::json) ? tally.json(seconds) + "\n" : tally.table(seconds));
     return 0;
 }

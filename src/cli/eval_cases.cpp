@@ -6,7 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/quote.h"
 #include "cli/read_input.h"
+#include "cli/words.h"
 #include "text/value.h"
 
 namespace dgemma::cli {
@@ -37,6 +39,7 @@ Result<EvalCase> read_case(const std::string& text, const std::string& where, in
     };
     DGEMMA_CHECK(take("kind", out.kind));
     DGEMMA_CHECK(take("prompt", out.prompt));
+    if (out.prompt.empty()) return bad(where, line, "has an empty \"prompt\", which asks nothing");
     DGEMMA_CHECK(take("expected", out.expected));
     if (const Value* stop = value.find("stop"); stop != nullptr && !stop->is(Value::Type::null)) {
         DGEMMA_CHECK(take("stop", out.stop.emplace()));
@@ -132,13 +135,16 @@ std::string EvalTally::table(double seconds) const {
     std::string out = fmt::format("{:<14}{:>9}{:>9}{:>14}\n", "kind", "right", "rows", "steps/block");
     for (const auto& [kind, sum] : by_kind_) {
         const std::string right = sum.cases > 0 ? fmt::format("{}/{}", sum.correct, sum.cases) : "free";
-        out +=
-            fmt::format("{:<14}{:>9}{:>9}{:>14.1f}\n", kind, right, sum.rows, ratio(sum.steps, sum.blocks));
+        out += fmt::format("{:<14}{:>9}{:>9}{:>14.1f}\n", printable(kind), right, sum.rows,
+                           ratio(sum.steps, sum.blocks));
     }
     out += fmt::format("{} of {} right", correct_, cases_);
     if (cases_ > 0) out += fmt::format(" ({:.3f})", ratio(correct_, cases_));
-    out += fmt::format("; {} rows, {} tokens, {} blocks, {} steps in {:.1f} s\n", run(), tokens_, blocks_,
-                       steps_, seconds);
+    const auto count = [](std::int64_t n, std::string_view noun) {
+        return counted(static_cast<std::uint64_t>(n), noun);
+    };
+    out += fmt::format("; {}, {}, {}, {} in {:.1f} s\n", count(run(), "row"), count(tokens_, "token"),
+                       count(blocks_, "block"), count(steps_, "step"), seconds);
     return out;
 }
 

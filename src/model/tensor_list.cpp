@@ -156,9 +156,7 @@ std::string name_list(const std::vector<std::string>& names, std::size_t most) {
     const std::size_t shown = std::min(names.size(), most);
     for (std::size_t i = 0; i < shown; ++i) {
         if (i != 0) out += i + 1 == shown && shown == names.size() ? " and " : ", ";
-        // Without the quotes, but as safe to print.
-        const std::string safe = quote(names[i]);
-        out += std::string_view(safe).substr(1, safe.size() - 2);
+        out += printable(names[i]);
     }
     if (shown < names.size()) out += fmt::format(" and {} more", names.size() - shown);
     return out;

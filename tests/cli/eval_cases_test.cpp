@@ -29,7 +29,7 @@ TEST(EvalCases, ReadsRowsAndNumbersThemAsTheyStand) {
         "\"exact\":true}\n"
         "\n"
         "{\"kind\":\"list\",\"prompt\":\"p\\n2\",\"expected\":\"- a\",\"stop\":null,\"exact\":false}\r\n"
-        "{\"kind\":\"add\",\"prompt\":\"\",\"expected\":\"\"}");
+        "{\"kind\":\"add\",\"prompt\":\"p\",\"expected\":\"\"}");
     ASSERT_TRUE(cases) << cases.error().message;
     ASSERT_EQ(cases->size(), 3u);
     EXPECT_EQ((*cases)[0].stop, "<turn|>");
@@ -42,11 +42,12 @@ TEST(EvalCases, ReadsRowsAndNumbersThemAsTheyStand) {
 }
 
 TEST(EvalCases, NamesTheLineThatIsWrong) {
-    const std::string good = "{\"kind\":\"a\",\"prompt\":\"\",\"expected\":\"\"}\n";
+    const std::string good = "{\"kind\":\"a\",\"prompt\":\"p\",\"expected\":\"\"}\n";
     for (const std::string bad :
          {"[1]", "{", "{\"kind\":\"a\",\"prompt\":\"p\"}", "{\"kind\":1,\"prompt\":\"\",\"expected\":\"\"}",
-          "{\"kind\":\"a\",\"prompt\":\"\",\"expected\":\"\",\"exact\":1}",
-          "{\"kind\":\"a\",\"prompt\":\"\",\"expected\":\"\",\"stop\":7}"}) {
+          "{\"kind\":\"a\",\"prompt\":\"p\",\"expected\":\"\",\"exact\":1}",
+          "{\"kind\":\"a\",\"prompt\":\"p\",\"expected\":\"\",\"stop\":7}",
+          "{\"kind\":\"a\",\"prompt\":\"\",\"expected\":\"\"}"}) {
         const auto cases = read(good + bad);
         ASSERT_FALSE(cases) << bad;
         EXPECT_EQ(cases.error().kind, ErrorKind::invalid);
@@ -96,6 +97,16 @@ TEST(EvalScoring, CountsExactAndFreeRowsApart) {
         "tokens": 306, "blocks": 5, "steps": 23, "seconds": 1.5})"));
     EXPECT_NE(tally.table(1.5).find("2 of 3 right"), std::string::npos);
     EXPECT_EQ(tally.json(0).find('\n'), std::string::npos);
+}
+
+TEST(EvalScoring, TheTableHoldsNothingThatSteersATerminal) {
+    EvalTally tally;
+    tally.add(exact("a\x1b[2J\nb", "1"),
+              {.text = "1", .stop = "<turn|>", .steps = 1, .blocks = 1, .tokens = 1});
+    const std::string table = tally.table(1);
+    EXPECT_EQ(table.find('\x1b'), std::string::npos);
+    EXPECT_NE(table.find("a\\x1B[2J\\x0Ab"), std::string::npos) << table;
+    EXPECT_NE(table.find("1 row, 1 token, 1 block, 1 step in"), std::string::npos) << table;
 }
 
 TEST(EvalScoring, WithoutExactRowsThereIsNoAccuracy) {
