@@ -74,6 +74,12 @@ void print_text(const engine::Measurement& m, std::ostream& out) {
 Result<int> run_bench(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const std::filesystem::path model, chosen_model(arguments));
     DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+    if (arguments.text(Flag::canvas_length) == "shrink") {
+        return Error{ErrorKind::usage,
+                     fmt::format("{} shrink means nothing to bench, which measures one whole canvas; give a "
+                                 "number, or leave it out.",
+                                 arguments.source(Flag::canvas_length))};
+    }
     engine::MeasureOptions options;
     options.prompt_tokens = arguments.whole_or(Flag::prompt_tokens, options.prompt_tokens);
     options.steps = arguments.whole_or(Flag::steps, options.steps);

@@ -9,6 +9,16 @@
 
 namespace dgemma::cli {
 
+namespace {
+
+// --jsonl says what is so anyway.
+Status check_jsonl(const Arguments& arguments) {
+    if (!arguments.given(Flag::jsonl) || arguments.on(Flag::jsonl)) return {};
+    return Error{ErrorKind::usage, "JSON lines are the only format there is; leave out --jsonl=no."};
+}
+
+}  // namespace
+
 Result<int> run_info(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const std::filesystem::path path, chosen_model(arguments));
     DGEMMA_TRY(const InfoReport report, inspect(path));
@@ -21,6 +31,7 @@ Result<int> run_info(const Arguments& arguments, Console& console) {
 }
 
 Result<int> run_tokenize(const Arguments& arguments, Console& console) {
+    DGEMMA_CHECK(check_jsonl(arguments));
     const auto named = arguments.text(Flag::tokenizer);
     if (named && arguments.source(Flag::model) == "--model" && arguments.given(Flag::model)) {
         return Error{ErrorKind::usage, "tokenize takes --model or --tokenizer, not both."};
@@ -45,6 +56,7 @@ Result<int> run_tokenize(const Arguments& arguments, Console& console) {
 }
 
 Result<int> run_template(const Arguments& arguments, Console& console) {
+    DGEMMA_CHECK(check_jsonl(arguments));
     text::TemplateRevision revision = text::TemplateRevision::canonical;
     if (const auto file = arguments.text(Flag::template_file)) {
         if (arguments.source(Flag::model) == "--model" && arguments.given(Flag::model)) {
@@ -63,7 +75,8 @@ Result<int> run_template(const Arguments& arguments, Console& console) {
     return 0;
 }
 
-Result<int> run_parse(const Arguments& /*arguments*/, Console& console) {
+Result<int> run_parse(const Arguments& arguments, Console& console) {
+    DGEMMA_CHECK(check_jsonl(arguments));
     DGEMMA_CHECK(parse_lines(console.in, console.out));
     return 0;
 }
