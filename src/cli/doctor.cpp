@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/generation_flags.h"
 #include "cli/info.h"
 #include "cli/machine.h"
 #include "cli/model_choice.h"
@@ -83,14 +84,22 @@ void look_at_model(const Machine& machine, const Arguments& arguments, Findings&
     if (!report) return findings.fail("model", report.error().message);
     findings.ok("model", fmt::format("{}, {} parameters", path.value().string(),
                                      with_commas(static_cast<std::uint64_t>(report->parameters))));
-    const auto needed =
+    const int context = arguments.whole_or(Flag::ctx, report->config.text.max_positions);
+    const CacheSize cache = cache_size(report->config.text, context);
+    const auto fixed =
         static_cast<std::uint64_t>(report->weight_bytes + report->vector_bytes + report->logits_bytes);
+    const auto cached = static_cast<std::uint64_t>(
+        load_options(arguments).precision == backend::Precision::bf16 ? cache.bf16_bytes : cache.f32_bytes);
     const std::string sizes =
-        fmt::format("{} of weights, mapped from disk, and what the context takes (dgemma info)",
-                    bytes_text(static_cast<std::uint64_t>(report->weight_bytes)));
-    if (machine.available_memory && needed > *machine.available_memory) {
+        fmt::format("{} of weights, mapped from disk, and up to {} for a context of {} tokens",
+                    bytes_text(static_cast<std::uint64_t>(report->weight_bytes)), bytes_text(cached),
+                    with_commas(static_cast<std::uint64_t>(context)));
+    if (machine.available_memory && fixed > *machine.available_memory) {
         findings.note("model memory",
                       sizes + "; that is more than is available, so it will read from disk over and over");
+    } else if (machine.available_memory && fixed + cached > *machine.available_memory) {
+        findings.note("model memory",
+                      sizes + "; a full context is more than is available: take a smaller --ctx");
     } else {
         findings.ok("model memory", sizes);
     }

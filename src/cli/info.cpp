@@ -53,12 +53,13 @@ void sum_tensors(const files::Checkpoint& checkpoint, const model::TensorReport&
 // A sliding layer keeps its window and room for one chunk of the prompt, a full layer everything.
 std::int64_t cache_bytes(const model::TextConfig& text, std::int64_t context, Dtype type) {
     const std::int64_t ring = std::int64_t{text.sliding_window} - 1 + engine::LoadOptions{}.prefill_chunk;
-    std::int64_t bytes = 0;
+    double bytes = 0;  // what a config.json asks for in its wildest dreams is beyond 64 bits
     for (const auto& layer : text.layers) {
         const std::int64_t tokens = layer.kind == model::LayerKind::full ? context : std::min(context, ring);
-        bytes += tokens * 2 * layer.kv_heads * layer.head_dim * static_cast<std::int64_t>(size_of(type));
+        bytes += static_cast<double>(tokens) * 2 * layer.kv_heads * layer.head_dim *
+                 static_cast<double>(size_of(type));
     }
-    return bytes;
+    return static_cast<std::int64_t>(std::min(bytes, 0x1p62));
 }
 
 std::int64_t growth(const model::TextConfig& text, Dtype type) {
@@ -80,12 +81,15 @@ void size_memory(InfoReport& report) {
         if (context > text.max_positions ||
             (!report.caches.empty() && context == report.caches.back().context))
             continue;
-        report.caches.push_back(
-            {context, cache_bytes(text, context, Dtype::bf16), cache_bytes(text, context, Dtype::f32)});
+        report.caches.push_back(cache_size(text, context));
     }
 }
 
 }  // namespace
+
+CacheSize cache_size(const model::TextConfig& text, std::int64_t context) {
+    return {context, cache_bytes(text, context, Dtype::bf16), cache_bytes(text, context, Dtype::f32)};
+}
 
 Result<InfoReport> inspect(const std::filesystem::path& model) {
     DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));

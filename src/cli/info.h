@@ -55,6 +55,9 @@ struct InfoReport {
     std::optional<Error> problem;  // why this checkpoint cannot be run although it can be described
 };
 
+// What a context of so many tokens takes when it is full.
+CacheSize cache_size(const model::TextConfig& text, std::int64_t context);
+
 // Opens what locate_model found. Errors: those of Checkpoint::open, parse_config and parse_generation_config.
 // Weights that do not fit, or in a form that we cannot run, are reported as `problem`.
 Result<InfoReport> inspect(const std::filesystem::path& model);
