@@ -93,7 +93,10 @@ class Commands(unittest.TestCase):
         done = run("ask", "--max-tokens", "3", "Count from 5 to 60.", "--stats")
         self.assertEqual(done.returncode, 0)
         self.assertIn("cut after 3 tokens", done.stderr)
-        self.assertRegex(done.stderr, r"reply 3 tokens in 1 blocks, \d+ steps")
+        self.assertRegex(done.stderr, r"reply 3 tokens in 1 block, \d+ steps?, ")
+        done = run("ask", "--stop", "The", "What is the capital of France?")
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
+        self.assertEqual(done.stderr, "dgemma: note: the reply is empty: it begins with the text of --stop\n")
 
     def test_the_same_seed_gives_the_same_reply_with_any_number_of_threads(self):
         ids = set()
@@ -123,6 +126,10 @@ class Commands(unittest.TestCase):
                 (["ask", "--entropy-bound", "1e-300", "x"], "entropy_bound"),
                 (["eval"], "--cases"),
                 (["doctor", "now"], "takes flags only"),
+                (["bench", "--canvas-length", "shrink"], "--canvas-length shrink means nothing to bench"),
+                (["tokenize", "--jsonl=no"], "leave out --jsonl=no"),
+                (["template", "--jsonl=off"], "leave out --jsonl=no"),
+                (["parse", "--jsonl=0"], "leave out --jsonl=no"),
         ):
             self.assert_refused(2, expected, *args)
 
@@ -323,6 +330,9 @@ class Commands(unittest.TestCase):
         done = run("doctor")
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertIn("Ready", done.stdout)
+        self.assertRegex(done.stdout, r"model memory +[0-9.]+ MiB of weights, mapped from disk, and up to [0-9.]+ MiB for a "
+                                      r"context of 4,096 tokens\n")
+        self.assertIn("for a context of 200 tokens", run("doctor", "--ctx", "200").stdout)
         done = run("doctor", "-m", str(self.folder))
         self.assertEqual(done.returncode, 1)
         self.assertIn("FAIL", done.stdout)
@@ -337,6 +347,9 @@ class Commands(unittest.TestCase):
                                   check=False)
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"stdout", done.stderr)
+        cases = self.write("c", '{"kind":"a","prompt":"b","expected":"c"}\n' * 3)
+        self.assert_refused(1, 'Row 0 could not be written to "/dev/full": No space left', "eval", "--cases", cases,
+                            "--rows", "/dev/full")
 
     def in_terminal(self, args, act=None):
         """Runs in a terminal of its own; returns (exit code, everything that was written)."""
