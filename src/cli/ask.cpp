@@ -10,11 +10,12 @@
 #include "cli/interrupt.h"
 #include "cli/json_events.h"
 #include "cli/model_choice.h"
-#include "cli/reply_sink.h"
 #include "cli/terminal.h"
 #include "cli/text_view.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
+#include "reply/reading.h"
+#include "reply/reply_sink.h"
 
 namespace dgemma::cli {
 
@@ -75,15 +76,15 @@ Result<int> run_ask(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const text::TemplateRevision revision, input.raw
                                                           ? text::TemplateRevision::canonical
                                                           : template_of(model.checkpoint->path(), arguments));
-    DGEMMA_TRY(AskPrompt prompt, encode_ask(input, arguments, revision, model.tokenizer));
+    DGEMMA_TRY(reply::Prompt prompt, encode_ask(input, arguments, revision, model.tokenizer));
     DGEMMA_TRY(engine::Request request, request_of(arguments, model.generator->default_options()));
     request.prompt = std::move(prompt.ids);
-    answer_guards(request, model.tokenizer, prompt.ends_in_thought);
+    reply::answer_guards(request, model.tokenizer, prompt.ends_in_thought);
     const InterruptGuard interrupt;
     request.cancel = &interrupt.flag();
 
-    ReplyText reply(model.tokenizer, parser_options(request, prompt.ends_in_thought),
-                    arguments.list(Flag::stop));
+    reply::ReplyText reply(model.tokenizer, reply::parser_options(request, prompt.ends_in_thought),
+                           arguments.list(Flag::stop));
     const bool json = arguments.on(Flag::json);
     TextView text(
         console, [] { return terminal_size(STDERR_FILENO); }, frame_time);
@@ -95,8 +96,8 @@ Result<int> run_ask(const Arguments& arguments, Console& console) {
                        .context = model.generator->context_limit(),
                        .seed = request.diffusion.seed,
                        .canvas_length = canvas_length});
-    ReplyView& view = json ? static_cast<ReplyView&>(events) : text;
-    ReplySink sink(reply, view);
+    reply::ReplyView& view = json ? static_cast<reply::ReplyView&>(events) : text;
+    reply::ReplySink sink(reply, view);
     Result<engine::EndEvent> end = model.generator->generate(request, sink);
     text.close();
     if (!end) {

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "base/quote.h"
-#include "cli/raw_prompt.h"
 #include "cli/read_input.h"
 #include "cli/words.h"
 #include "text/messages.h"
@@ -141,25 +140,12 @@ Result<AskInput> read_ask_input(const Arguments& arguments, Console& console) {
     return out;
 }
 
-Result<AskPrompt> encode_ask(const AskInput& input, const Arguments& arguments,
-                             text::TemplateRevision revision, const text::Tokenizer& tokenizer) {
-    if (input.raw) {
-        RawPrompt raw = raw_prompt(tokenizer, input.prompt.value_or(""));
-        return AskPrompt{std::move(raw.ids), raw.ends_in_thought};
-    }
+Result<reply::Prompt> encode_ask(const AskInput& input, const Arguments& arguments,
+                                 text::TemplateRevision revision, const text::Tokenizer& tokenizer) {
+    if (input.raw) return reply::raw_prompt(tokenizer, input.prompt.value_or(""));
     DGEMMA_TRY(text::ChatInput chat, text::chat_input(input.messages, input.tools));
     if (arguments.on(Flag::think)) chat.enable_thinking = true;
-    DGEMMA_TRY(const std::vector<text::Segment> segments, text::render_chat(revision, chat));
-    for (const text::Segment& segment : segments) {
-        for (const std::string_view media : {"<|image|>", "<|audio|>", "<|video|>"}) {
-            if (!segment.data && segment.text.find(media) != std::string::npos) {
-                return Error{
-                    ErrorKind::unsupported,
-                    "The messages hold an image, audio or video, and ask reads text only; leave it out."};
-            }
-        }
-    }
-    return AskPrompt{tokenizer.encode(segments), text::ends_in_thought(segments)};
+    return reply::chat_prompt(tokenizer, revision, chat);
 }
 
 }  // namespace dgemma::cli

@@ -9,6 +9,7 @@
 #include "base/result.h"
 #include "cli/arguments.h"
 #include "cli/console.h"
+#include "reply/prompt.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "text/value.h"
@@ -28,13 +29,8 @@ struct AskInput {
 // not_found, io, invalid (JSON).
 Result<AskInput> read_ask_input(const Arguments& arguments, Console& console);
 
-struct AskPrompt {
-    std::vector<std::int32_t> ids;
-    bool ends_in_thought = false;  // the reply begins with reasoning
-};
-
 // Errors: those of the template; unsupported for images, audio and video.
-Result<AskPrompt> encode_ask(const AskInput& input, const Arguments& arguments,
-                             text::TemplateRevision revision, const text::Tokenizer& tokenizer);
+Result<reply::Prompt> encode_ask(const AskInput& input, const Arguments& arguments,
+                                 text::TemplateRevision revision, const text::Tokenizer& tokenizer);
 
 }  // namespace dgemma::cli

@@ -12,9 +12,10 @@
 #include "cli/generation_flags.h"
 #include "cli/interrupt.h"
 #include "cli/model_choice.h"
-#include "cli/raw_prompt.h"
 #include "cli/read_input.h"
 #include "cli/verbs.h"
+#include "reply/prompt.h"
+#include "reply/reading.h"
 
 namespace dgemma::cli {
 
@@ -113,9 +114,9 @@ Result<int> run_eval(const Arguments& arguments, Console& console) {
         Progress progress(console, cases.size());
         for (std::size_t i = 0; i < cases.size(); ++i) {
             const EvalCase& asked = cases[i];
-            const RawPrompt prompt = raw_prompt(model.tokenizer, asked.prompt);
+            const reply::Prompt prompt = reply::raw_prompt(model.tokenizer, asked.prompt);
             request.prompt = prompt.ids;
-            answer_guards(request, model.tokenizer, prompt.ends_in_thought);
+            reply::answer_guards(request, model.tokenizer, prompt.ends_in_thought);
             AnswerSink sink;
             Result<engine::EndEvent> result = model.generator->generate(request, sink);
             if (!result) {

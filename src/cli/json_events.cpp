@@ -81,8 +81,8 @@ void JsonEvents::on_prefill(const engine::PrefillEvent& event) {
           {{"event", "prefill"}, {"done", event.done}, {"total", event.total}, {"reused", event.reused}});
 }
 
-void JsonEvents::on_step(const engine::StepEvent& event, const ReplyText& so_far) {
-    ReplyText draft = so_far;
+void JsonEvents::on_step(const engine::StepEvent& event, const reply::ReplyText& so_far) {
+    reply::ReplyText draft = so_far;
     std::string text;
     const auto collect = [&](const std::vector<text::ParserEvent>& pieces) {
         for (const text::ParserEvent& piece : pieces) text += piece.text;

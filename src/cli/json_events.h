@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "cli/reply_sink.h"
+#include "reply/reply_sink.h"
 #include "text/tokenizer.h"
 
 namespace dgemma::cli {
 
-class JsonEvents : public ReplyView {
+class JsonEvents : public reply::ReplyView {
   public:
     struct Start {
         std::string model;
@@ -29,7 +29,7 @@ class JsonEvents : public ReplyView {
     void error(const std::string& message);
 
     void on_prefill(const engine::PrefillEvent& event) override;
-    void on_step(const engine::StepEvent& event, const ReplyText& so_far) override;
+    void on_step(const engine::StepEvent& event, const reply::ReplyText& so_far) override;
     void on_block(const engine::BlockEvent& event) override;
     void on_text(const text::ParserEvent& event) override;
     void on_end(const engine::EndEvent& end, const text::ParsedReply& whole) override;

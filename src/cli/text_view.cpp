@@ -23,9 +23,9 @@ void TextView::on_prefill(const engine::PrefillEvent& event) {
         draw({}, fmt::format("reading the prompt, {} of {} tokens", event.done, event.total));
 }
 
-void TextView::on_step(const engine::StepEvent& event, const ReplyText& so_far) {
+void TextView::on_step(const engine::StepEvent& event, const reply::ReplyText& so_far) {
     if (!canvas_ || !due()) return;
-    ReplyText draft = so_far;
+    reply::ReplyText draft = so_far;
     std::vector<Span> spans;
     const auto add = [&](Tone tone, const std::vector<text::ParserEvent>& pieces) {
         for (const text::ParserEvent& piece : pieces) {

@@ -8,20 +8,20 @@
 
 #include "cli/console.h"
 #include "cli/live_canvas.h"
-#include "cli/reply_sink.h"
+#include "reply/reply_sink.h"
 
 namespace dgemma::cli {
 
 // Where stderr is a terminal, the canvas is redrawn there step by step. If stdout is that terminal too, the
 // last line of the answer is shown as part of the canvas until it is complete, because the canvas has to
 // begin where a line begins. Piped, nothing but text is written. A tool call is a line of JSON in the answer.
-class TextView : public ReplyView {
+class TextView : public reply::ReplyView {
   public:
     // size: of the terminal. frame_time: no two frames follow each other faster.
     TextView(Console& console, std::function<TerminalSize()> size, std::chrono::milliseconds frame_time);
 
     void on_prefill(const engine::PrefillEvent& event) override;
-    void on_step(const engine::StepEvent& event, const ReplyText& so_far) override;
+    void on_step(const engine::StepEvent& event, const reply::ReplyText& so_far) override;
     void on_text(const text::ParserEvent& event) override;
     void on_end(const engine::EndEvent& end, const text::ParsedReply& whole) override;
 

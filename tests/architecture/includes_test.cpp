@@ -28,9 +28,10 @@ const std::map<std::string, Rooms> allowed = {
     {"text", {"files", "base"}},
     {"media", {"files", "base"}},
     {"engine", {"text", "media", "model", "diffusion", "backend", "files", "base"}},
+    {"reply", {"engine", "text", "base"}},
     {"train", {"engine", "text", "media", "model", "diffusion", "backend", "files", "base"}},
-    {"server", {"engine", "text", "media", "model", "diffusion", "files", "base"}},
-    {"cli", {"server", "train", "engine", "text", "media", "model", "diffusion", "backend", "files", "base"}},
+    {"server", {"reply", "engine", "text", "media", "model", "diffusion", "files", "base"}},
+    {"cli", {"server", "train", "reply", "engine", "text", "media", "model", "diffusion", "backend", "files", "base"}},
 };
 
 struct Include {

@@ -5,8 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/scripted_reply.h"
-
 namespace dgemma::cli {
 namespace {
 
@@ -75,29 +73,6 @@ TEST(GenerationFlags, ContradictionsAreRefused) {
     ASSERT_FALSE(both);
     EXPECT_EQ(both.error().kind, ErrorKind::usage);
     EXPECT_TRUE(request_of(parsed({"--exact", "--no-guard", "last_step"}), {}));
-}
-
-TEST(AnswerGuards, TellWhatTheIdsMean) {
-    engine::Request request;
-    answer_guards(request, demo_tokenizer(), false);
-    EXPECT_TRUE(request.shows_nothing(demo_ids("")));
-    EXPECT_TRUE(request.shows_nothing(demo_ids(" \n")));
-    EXPECT_TRUE(request.shows_nothing(demo_ids("<|channel>thought\n<channel|>")));
-    EXPECT_FALSE(request.shows_nothing(demo_ids("<|channel>thought\nhm<channel|>yes")));
-    EXPECT_FALSE(request.shows_nothing(demo_ids("<|tool_call>call:f{}<tool_call|>")));
-    EXPECT_TRUE(request.inside_quote(demo_ids("<|tool_call>call:f{a:<|\"|>text")));
-    EXPECT_FALSE(request.inside_quote(demo_ids("<|tool_call>call:f{a:<|\"|>text<|\"|>")));
-    EXPECT_FALSE(request.inside_quote(demo_ids("plain <|\"|>text")));
-    EXPECT_TRUE(request.is_space(demo_ids(" ").front()));
-    EXPECT_FALSE(request.is_space(demo_ids("a").front()));
-    EXPECT_FALSE(request.is_space(demo_tokenizer().id_of("<turn|>")));
-}
-
-TEST(AnswerGuards, AReplyThatBeginsInAThoughtShowsNothingYet) {
-    engine::Request request;
-    answer_guards(request, demo_tokenizer(), true);
-    EXPECT_TRUE(request.shows_nothing(demo_ids("so it is")));
-    EXPECT_FALSE(request.shows_nothing(demo_ids("so it is<channel|>Yes")));
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ std::vector<nlohmann::json> events_of(const std::vector<ScriptedReply::Block>& b
                        .context = 4096,
                        .seed = 18446744073709551615u,
                        .canvas_length = 128});
-    ReplyText reply(demo_tokenizer(), {}, stops);
-    ReplySink sink(reply, events);
+    reply::ReplyText reply(demo_tokenizer(), {}, stops);
+    reply::ReplySink sink(reply, events);
     ScriptedReply::tell(sink, blocks);
     std::vector<nlohmann::json> lines;
     std::istringstream in(out.str());

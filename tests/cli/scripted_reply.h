@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/reply_sink.h"
+#include "reply/reply_sink.h"
 #include "support/shared.h"
 #include "text/tokenizer.h"
 

@@ -16,11 +16,11 @@ using Block = ScriptedReply::Block;
 class TextViewTest : public ::testing::Test {
   protected:
     // Calls itself after every event, to look at the screen in between.
-    class Watcher : public ReplyView {
+    class Watcher : public reply::ReplyView {
       public:
         Watcher(TextView& view, std::function<void()> look) : view_(view), look_(std::move(look)) {}
         void on_prefill(const engine::PrefillEvent& e) override { view_.on_prefill(e), look_(); }
-        void on_step(const engine::StepEvent& e, const ReplyText& r) override {
+        void on_step(const engine::StepEvent& e, const reply::ReplyText& r) override {
             view_.on_step(e, r), look_();
         }
         void on_block(const engine::BlockEvent& e) override { view_.on_block(e), look_(); }
@@ -43,8 +43,8 @@ class TextViewTest : public ::testing::Test {
             },
             std::chrono::milliseconds(0));
         Watcher watcher(view, look);
-        ReplyText reply(demo_tokenizer(), {}, {});
-        ReplySink sink(reply, watcher);
+        reply::ReplyText reply(demo_tokenizer(), {}, {});
+        reply::ReplySink sink(reply, watcher);
         ScriptedReply::tell(sink, blocks);
     }
     void tell_piped(const std::vector<Block>& blocks) { tell({.in = in_, .out = out_, .err = err_}, blocks); }

@@ -1,10 +1,10 @@
 // The engine's events on their way to a reader.
 #pragma once
 
-#include "cli/reply_text.h"
 #include "engine/events.h"
+#include "reply/reply_text.h"
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 
 // Shows a reply: to a person, or as JSON.
 class ReplyView {
@@ -42,4 +42,4 @@ class ReplySink : public engine::Sink {
     ReplyView& view_;
 };
 
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply

@@ -1,9 +1,9 @@
-#include "cli/stop_strings.h"
+#include "reply/stop_strings.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 
 namespace {
 
@@ -22,9 +22,10 @@ StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stop
 }
 
 std::string StopStrings::feed(std::string_view piece) {
-    if (stopped_) return {};
+    if (met_) return {};
     held_ += piece;
     std::size_t first_end = std::string::npos, first_start = 0, keep = 0;
+    const std::string* first = nullptr;
     for (const std::string& stop : stops_) {
         const std::size_t start = held_.find(stop);
         keep = std::max(keep, begun(held_, stop));
@@ -33,10 +34,11 @@ std::string StopStrings::feed(std::string_view piece) {
         if (end < first_end || (end == first_end && start < first_start)) {
             first_end = end;
             first_start = start;
+            first = &stop;
         }
     }
-    if (first_end != std::string::npos) {
-        stopped_ = true;
+    if (first != nullptr) {
+        met_ = *first;
         return std::exchange(held_, {}).substr(0, first_start);
     }
     std::string out = held_.substr(0, held_.size() - keep);
@@ -46,4 +48,4 @@ std::string StopStrings::feed(std::string_view piece) {
 
 std::string StopStrings::finish() { return std::exchange(held_, {}); }
 
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply

@@ -1,4 +1,4 @@
-#include "cli/reply_text.h"
+#include "reply/reply_text.h"
 
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 
 #include "support/shared.h"
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 namespace {
 
 using text::ParserEvent;
@@ -121,4 +121,4 @@ TEST_F(ReplyTextTest, ACopyReadsADraftWithoutTouchingTheReply) {
 }
 
 }  // namespace
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply

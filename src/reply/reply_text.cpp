@@ -1,8 +1,8 @@
-#include "cli/reply_text.h"
+#include "reply/reply_text.h"
 
 #include <utility>
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 
 using text::ParserEvent;
 
@@ -79,4 +79,4 @@ std::vector<ParserEvent> ReplyText::pass(std::vector<ParserEvent> events) {
     return out;
 }
 
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply

@@ -1,11 +1,12 @@
 // Texts that end a reply, found in a stream of pieces.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 
 // Passes text through until one of the stops is complete. The stop that is complete first wins, the longest
 // of those that end together; it and what follows it never come out. How the text is cut into pieces makes no
@@ -20,12 +21,15 @@ class StopStrings {
     // The end of the text: what was held back. Empty after a stop.
     std::string finish();
 
-    [[nodiscard]] bool stopped() const { return stopped_; }
+    [[nodiscard]] bool stopped() const { return met_.has_value(); }
+
+    // The stop that was met.
+    [[nodiscard]] const std::optional<std::string>& met() const { return met_; }
 
   private:
     std::vector<std::string> stops_;
     std::string held_;
-    bool stopped_ = false;
+    std::optional<std::string> met_;
 };
 
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply

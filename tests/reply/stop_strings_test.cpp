@@ -1,11 +1,11 @@
-#include "cli/stop_strings.h"
+#include "reply/stop_strings.h"
 
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 namespace {
 
 // What comes out when `text` is fed in two pieces cut at `cut`.
@@ -56,4 +56,4 @@ TEST(StopStrings, WithoutStopsNothingIsHeldBack) {
 }
 
 }  // namespace
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply

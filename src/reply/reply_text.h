@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/stop_strings.h"
+#include "reply/stop_strings.h"
 #include "text/detokenizer.h"
 #include "text/output_parser.h"
 #include "text/tokenizer.h"
 
-namespace dgemma::cli {
+namespace dgemma::reply {
 
 text::MarkerIds markers_of(const text::Tokenizer& tokenizer);
 
@@ -34,6 +34,9 @@ class ReplyText {
     // nothing.
     [[nodiscard]] bool complete() const { return stops_.stopped() || parser_.stopped(); }
 
+    // The stop string that was met, if one was.
+    [[nodiscard]] const std::optional<std::string>& stop_string() const { return stops_.met(); }
+
     // Everything so far.
     [[nodiscard]] const text::ParsedReply& whole() const { return whole_; }
 
@@ -48,4 +51,4 @@ class ReplyText {
     text::ParsedReply whole_;
 };
 
-}  // namespace dgemma::cli
+}  // namespace dgemma::reply
