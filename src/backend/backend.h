@@ -218,6 +218,11 @@ class Backend {
     // The same for a weight in any encoding. Errors: unsupported, naming an encoding the backend has no
     // kernel for.
     virtual Result<std::unique_ptr<Weight>> prepare_encoded(const WeightView& host);
+    // The same for a weight of the dense MLP or of the experts, which only gated_mlp, experts and branches
+    // read: a backend may keep it in a form that suits these alone.
+    virtual Result<std::unique_ptr<Weight>> prepare_branch(const WeightView& host) {
+        return prepare_encoded(host);
+    }
     virtual Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) = 0;
     // zt as given [rows, V]: scripted logits and recorded ones.
     virtual void set_logits(Logits& logits, std::span<const float> zt) = 0;

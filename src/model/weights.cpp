@@ -29,17 +29,28 @@ class Loader {
         : checkpoint_(checkpoint), backend_(backend) {}
 
     Status take(WeightPtr& to, const std::string& name, std::string_view alternative = {}) {
+        DGEMMA_TRY(const WeightView weight, find(name, alternative));
+        DGEMMA_TRY(to, backend_.prepare_encoded(weight));
+        return {};
+    }
+    // Of the dense MLP or the experts.
+    Status take_branch(WeightPtr& to, const std::string& name, std::string_view alternative = {}) {
+        DGEMMA_TRY(const WeightView weight, find(name, alternative));
+        DGEMMA_TRY(to, backend_.prepare_branch(weight));
+        return {};
+    }
+
+  private:
+    Result<WeightView> find(const std::string& name, std::string_view alternative) {
         std::optional<WeightView> weight = checkpoint_.weight(name);
         if (!weight && !alternative.empty()) weight = checkpoint_.weight(alternative);
         if (!weight) {
             return Error{ErrorKind::invalid,
                          fmt::format("tensor {} is missing from {}", name, checkpoint_.path().string())};
         }
-        DGEMMA_TRY(to, backend_.prepare_encoded(*weight));
-        return {};
+        return *weight;
     }
 
-  private:
     const files::Checkpoint& checkpoint_;
     backend::Backend& backend_;
 };
@@ -80,14 +91,16 @@ Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& 
         DGEMMA_CHECK(load.take(to.experts_pre_norm, p + "pre_feedforward_layernorm_2.weight"));
         DGEMMA_CHECK(load.take(to.experts_post_norm, p + "post_feedforward_layernorm_2.weight"));
         DGEMMA_CHECK(load.take(to.post_norm, p + "post_feedforward_layernorm.weight"));
-        DGEMMA_CHECK(load.take(to.gate_proj, p + "mlp.gate_proj.weight"));
-        DGEMMA_CHECK(load.take(to.up_proj, p + "mlp.up_proj.weight"));
-        DGEMMA_CHECK(load.take(to.down_proj, p + "mlp.down_proj.weight"));
+        DGEMMA_CHECK(load.take_branch(to.gate_proj, p + "mlp.gate_proj.weight"));
+        DGEMMA_CHECK(load.take_branch(to.up_proj, p + "mlp.up_proj.weight"));
+        DGEMMA_CHECK(load.take_branch(to.down_proj, p + "mlp.down_proj.weight"));
         DGEMMA_CHECK(load.take(to.router_scale, p + "router.scale"));
         DGEMMA_CHECK(load.take(to.router_proj, p + "router.proj.weight"));
         DGEMMA_CHECK(load.take(to.per_expert_scale, p + "router.per_expert_scale"));
-        DGEMMA_CHECK(load.take(to.gate_up, p + "experts.gate_up_proj", p + "experts.gate_up_proj.weight"));
-        DGEMMA_CHECK(load.take(to.expert_down, p + "experts.down_proj", p + "experts.down_proj.weight"));
+        DGEMMA_CHECK(
+            load.take_branch(to.gate_up, p + "experts.gate_up_proj", p + "experts.gate_up_proj.weight"));
+        DGEMMA_CHECK(
+            load.take_branch(to.expert_down, p + "experts.down_proj", p + "experts.down_proj.weight"));
         DGEMMA_CHECK(load.take(to.decoder_scalar, p + "layer_scalar"));
         DGEMMA_CHECK(load.take(to.encoder_scalar,
                                fmt::format("model.encoder.language_model.layers.{}.layer_scalar", l),

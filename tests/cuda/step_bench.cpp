@@ -1,8 +1,9 @@
 // Times denoising passes of the full-size model on the GPU, with weights made in device memory: no file is
 // read.
-//   bench_cuda_step [--context N] [--batch B] [--steps S] [--layers L]     one scenario; without arguments
-//   the standard ones
-// The sampler is not part of the passes. Every stage's time stands beside the bytes it must move at least.
+//   bench_cuda_step [--context N] [--batch B] [--steps S] [--layers L] [--format bf16|q8|q4|fp8|nvfp4]
+// one scenario; with nothing but a format or nothing at all, the standard ones. Formats are those of the
+// experts and the dense MLP; the rest is bf16. The sampler is not part of the passes. Every stage's time
+// stands beside the bytes it must move at least.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -59,9 +60,40 @@ model::Config full_size(int layers) {
     return c;
 }
 
+// How the experts and the dense MLP are stored.
+struct Format {
+    Encoding experts = Encoding::plain, dense = Encoding::plain;
+};
+Format format_named(const std::string& name) {
+    if (name == "q8") return {Encoding::affine8, Encoding::affine8};
+    if (name == "q4") return {Encoding::affine4, Encoding::affine8};
+    if (name == "fp8") return {Encoding::fp8_row, Encoding::fp8_row};
+    if (name == "nvfp4") return {Encoding::nvfp4, Encoding::fp8_row};
+    return {};
+}
+double bytes_of_weight(Encoding encoding) {
+    switch (encoding) {
+        case Encoding::plain:
+            return 2;
+        case Encoding::affine8:
+            return 9.0 / 8;
+        case Encoding::fp8_row:
+            return 1;
+        case Encoding::affine4:
+        case Encoding::nvfp4:  // scales of 16 bits on the device
+            return 5.0 / 8;
+    }
+    return 0;
+}
+
 class WeightMaker {
   public:
     explicit WeightMaker(backend::Backend& backend) : backend_(backend) {}
+    model::WeightPtr branch(const Shape& shape, Encoding encoding) {
+        if (encoding == Encoding::plain) return matrix(shape);
+        return must(backend::make_random_cuda_branch(
+            backend_, shape, encoding, 1.0f / std::sqrt(static_cast<float>(shape.back())), ++seed_));
+    }
     model::WeightPtr matrix(const Shape& shape) {
         return make(shape, 1.0f / std::sqrt(static_cast<float>(shape.back())), 0);
     }
@@ -75,7 +107,7 @@ class WeightMaker {
     std::uint64_t seed_ = 0;
 };
 
-model::Weights make_weights(const model::Config& config, backend::Backend& backend) {
+model::Weights make_weights(const model::Config& config, backend::Backend& backend, const Format& format) {
     const model::TextConfig& t = config.text;
     const std::int64_t h = t.hidden_size, i = t.intermediate_size, e = t.experts, f = t.expert_size;
     WeightMaker make(backend);
@@ -105,13 +137,13 @@ model::Weights make_weights(const model::Config& config, backend::Backend& backe
         const float head_norm = std::sqrt(2 / std::sqrt(static_cast<float>(layer.head_dim)));
         to.q_norm = make.make({layer.head_dim}, 0, head_norm);
         to.k_norm = make.make({layer.head_dim}, 0, head_norm);
-        to.gate_proj = make.matrix({i, h});
-        to.up_proj = make.matrix({i, h});
-        to.down_proj = make.matrix({h, i});
+        to.gate_proj = make.branch({i, h}, format.dense);
+        to.up_proj = make.branch({i, h}, format.dense);
+        to.down_proj = make.branch({h, i}, format.dense);
         to.router_proj = make.make({e, h}, 1, 0);
         to.per_expert_scale = make.norm(e);
-        to.gate_up = make.matrix({e, 2 * f, h});
-        to.expert_down = make.matrix({e, h, f});
+        to.gate_up = make.branch({e, 2 * f, h}, format.experts);
+        to.expert_down = make.branch({e, h, f}, format.experts);
         to.decoder_scalar = make.make({1}, 0, 0.8f);
         to.encoder_scalar = make.make({1}, 0, 0.8f);
         const std::vector<float> frequencies = model::rotary_frequencies(layer);
@@ -123,12 +155,15 @@ model::Weights make_weights(const model::Config& config, backend::Backend& backe
 }
 
 // The fewest bytes of weights that a stage reads in one pass with self-conditioning.
-double weight_bytes(const model::Config& config, const std::string& stage) {
+double weight_bytes(const model::Config& config, const Format& format, const std::string& stage) {
     const model::TextConfig& t = config.text;
     const double h = t.hidden_size, layers = static_cast<double>(t.layers.size());
-    const double embedding = 2.0 * t.vocab_size * h, mlp = 2.0 * 3 * h * t.intermediate_size;
-    if (stage == "experts") return layers * 2.0 * t.experts * 3 * h * t.expert_size;
-    if (stage == "dense") return (layers + 1) * mlp;
+    const double embedding = 2.0 * t.vocab_size * h, mlp = 3 * h * t.intermediate_size;
+    if (stage == "experts and dense") {
+        return layers * (bytes_of_weight(format.experts) * t.experts * 3 * h * t.expert_size +
+                         bytes_of_weight(format.dense) * mlp);
+    }
+    if (stage == "dense") return 2 * mlp;  // of self-conditioning
     if (stage == "head" || stage == "soft embed") return embedding;
     if (stage == "router") return layers * 2.0 * h * t.experts;
     if (stage == "projections") {
@@ -149,7 +184,7 @@ struct Scenario {
     int steps = 12;
 };
 
-void run(model::Model& m, const Scenario& s) {
+void run(model::Model& m, const std::string& name, const Format& format, const Scenario& s) {
     backend::Backend& backend = m.backend();
     const model::Config& config = m.config();
     const auto canvas = static_cast<std::size_t>(config.canvas_length);
@@ -198,15 +233,15 @@ void run(model::Model& m, const Scenario& s) {
     const std::vector<backend::CudaStageTime> stages = backend::end_cuda_profile(backend);
 
     fmt::print(
-        "\ncontext {}, batch {}: step {:.2f} ms (median of {}; {:.2f} to {:.2f}); last prefill {:.0f} "
+        "\n{}, context {}, batch {}: step {:.2f} ms (median of {}; {:.2f} to {:.2f}); last prefill {:.0f} "
         "tokens/s\n",
-        s.context, s.batch, times[times.size() / 2], s.steps, times.front(), times.back(),
+        name, s.context, s.batch, times[times.size() / 2], s.steps, times.front(), times.back(),
         static_cast<double>(s.context) / prefill);
     double sum = 0;
     for (const auto& stage : stages) {
         sum += stage.milliseconds;
-        const double bytes = weight_bytes(config, stage.stage);
-        fmt::print("  {:<12} {:8.3f} ms {:5} calls", stage.stage, stage.milliseconds, stage.calls);
+        const double bytes = weight_bytes(config, format, stage.stage);
+        fmt::print("  {:<18} {:8.3f} ms {:5} calls", stage.stage, stage.milliseconds, stage.calls);
         if (bytes > 0) {
             fmt::print("  {:6.2f} GB of weights, {:4.0f} % of {:.1f} TB/s", bytes / 1e9,
                        100 * bytes / copy_bandwidth / (stage.milliseconds / 1e3), copy_bandwidth / 1e12);
@@ -214,9 +249,9 @@ void run(model::Model& m, const Scenario& s) {
         fmt::print("\n");
     }
     double all = 0;
-    for (const char* stage : {"experts", "dense", "head", "soft embed", "router", "projections"})
-        all += weight_bytes(config, stage);
-    fmt::print("  {:<12} {:8.3f} ms              {:6.2f} GB of weights, floor {:.2f} ms\n", "stages", sum,
+    for (const char* stage : {"experts and dense", "dense", "head", "soft embed", "router", "projections"})
+        all += weight_bytes(config, format, stage);
+    fmt::print("  {:<18} {:8.3f} ms              {:6.2f} GB of weights, floor {:.2f} ms\n", "stages", sum,
                all / 1e9, 1e3 * all / copy_bandwidth);
     const backend::PassFacts facts = backend.take_facts();
     fmt::print("  experts with rows: {} at least; rows of one expert: {} at most\n", facts.fewest_experts,
@@ -231,25 +266,32 @@ void run(model::Model& m, const Scenario& s) {
 int main(int argc, char** argv) {
     std::vector<Scenario> scenarios;
     int layers = 30;
+    std::string format_name = "bf16";
     if (argc > 1) {
         Scenario s;
+        bool standard = true;
         for (int i = 1; i + 1 < argc; i += 2) {
             const std::string flag = argv[i];
+            if (flag == "--format") {
+                format_name = argv[i + 1];
+            } else {
+                standard = false;
+            }
             if (flag == "--context") s.context = std::atoll(argv[i + 1]);
             if (flag == "--batch") s.batch = std::atoi(argv[i + 1]);
             if (flag == "--layers") layers = std::atoi(argv[i + 1]);
             if (flag == "--steps") s.steps = std::atoi(argv[i + 1]);
         }
-        scenarios.push_back(s);
-    } else {
-        scenarios = {{1024, 1, 20}, {32768, 1, 6}, {1024, 16, 4}};
+        if (!standard) scenarios.push_back(s);
     }
+    if (scenarios.empty()) scenarios = {{1024, 1, 20}, {32768, 1, 6}, {1024, 16, 4}};
+    const Format format = format_named(format_name);
     for (const auto& d : must(backend::cuda_devices()))
         fmt::print("device {}: {}, {}.{}, {} multiprocessors, {} of {} MiB free\n", d.index, d.name, d.major,
                    d.minor, d.multiprocessors, d.free_bytes >> 20, d.memory_bytes >> 20);
     auto backend = must(backend::make_cuda_backend(backend::Precision::bf16));
     const model::Config config = full_size(layers);
-    model::Model m(config, make_weights(config, *backend), *backend);
-    for (const Scenario& s : scenarios) run(m, s);
+    model::Model m(config, make_weights(config, *backend, format), *backend);
+    for (const Scenario& s : scenarios) run(m, format_name, format, s);
     return 0;
 }

@@ -46,6 +46,22 @@ class CudaBackend final : public Backend {
         return std::unique_ptr<Weight>(std::move(weight));
     }
 
+    // Encoded weights become numbers, except where a kernel reads them as they are.
+    Result<std::unique_ptr<Weight>> prepare_encoded(const WeightView& host) override {
+        if (host.encoding == Encoding::plain && host.layout == Layout::rows)
+            return prepare(Tensor{host.codes, host.type, host.shape});
+        const bool half = element_ == Element::bf16 || host.encoding == Encoding::plain;
+        DGEMMA_TRY(auto weight, DeviceWeight::unpack(*context_, host, half ? Element::bf16 : Element::f32));
+        return std::unique_ptr<Weight>(std::move(weight));
+    }
+    Result<std::unique_ptr<Weight>> prepare_branch(const WeightView& host) override {
+        if (!packs() || !DeviceWeight::packable(host.shape, host.encoding)) return prepare_encoded(host);
+        DGEMMA_TRY(auto weight, DeviceWeight::pack(*context_, host));
+        return std::unique_ptr<Weight>(std::move(weight));
+    }
+    // Whether weights of the dense MLP and the experts stay in 4 and 8 bits.
+    [[nodiscard]] bool packs() const { return context_->hopper() && element_ == Element::bf16; }
+
     Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) override {
         DGEMMA_TRY(auto logits, DeviceLogits::make(*context_, element_, rows, vocab));
         return std::unique_ptr<Logits>(std::move(logits));
@@ -329,9 +345,16 @@ class CudaBackend final : public Backend {
             const Context::Stage stage(*context_, "router");
             route_now(b.h, b.router, b.routing);
         }
+        if (device(*b.gate_up).is_packed() && device(*b.gate).is_packed() &&
+            sm90_packed_together(device(*b.gate_up).packed().packing, device(*b.gate).packed().packing)) {
+            const Context::Stage stage(*context_, "experts and dense");
+            packed_experts_unsettled(b.experts_in, b.routing, *b.gate_up, *b.expert_down, b.experts,
+                                     packed_dense(b.dense_in, *b.gate, *b.up, *b.down, b.dense));
+            return;
+        }
+        DenseBeside dense;
         const DeviceMatrix &gate = device(*b.gate).matrix(), &up = device(*b.up).matrix(),
                            &down = device(*b.down).matrix();
-        DenseBeside dense;
         if (experts_on_hopper(b.experts_in, device(*b.gate_up).matrix(), device(*b.expert_down).matrix()) &&
             on_hopper(b.dense_in.data, gate) && on_hopper(b.dense_in.data, up) &&
             on_hopper(b.dense_in.data, down)) {
@@ -433,7 +456,8 @@ class CudaBackend final : public Backend {
     };
 
     [[nodiscard]] bool on_hopper(const void* x, const DeviceMatrix& weight) const {
-        return context_->hopper() && parts_fit(element_, weight, false) && sm90_fits(x, weight);
+        return weight.data != nullptr && context_->hopper() && parts_fit(element_, weight, false) &&
+               sm90_fits(x, weight);
     }
 
     // --- results that wait for the operation that reads them, which can finish them on the way
@@ -485,8 +509,36 @@ class CudaBackend final : public Backend {
         if (parts > 1) unsettled_sum_ = {out.data, sums, parts, rows * weight.outs};
     }
 
+    // The dense MLP of packed weights; its three are packed alike or not at all.
+    PackedDense packed_dense(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
+                             const Mat& out) {
+        PackedDense dense;
+        dense.x = x.data, dense.y = out.data, dense.rows = x.rows;
+        dense.gate = device(gate).packed(), dense.up = device(up).packed(),
+        dense.down = device(down).packed();
+        if (dense.up.packing != dense.gate.packing || dense.down.packing != dense.gate.packing)
+            mixed_packings();
+        dense.act = context_->scratch(Scratch::activation,
+                                      static_cast<std::size_t>(x.rows * dense.gate.outs) * size_of(element_));
+        return dense;
+    }
+    void mixed_packings() {
+        context_->fail(ErrorKind::unsupported,
+                       "the matrices of a gated MLP are not all of one 4- or 8-bit format, or only some of "
+                       "their shapes are multiples of 64: use another weight format for this model");
+    }
+
     void gated_mlp_unsettled(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
                              const Mat& out) {
+        if (device(gate).is_packed() || device(up).is_packed() || device(down).is_packed()) {
+            const PackedDense dense = packed_dense(x, gate, up, down, out);
+            Places places;
+            places.ready = context_->scratch<std::int32_t>(Scratch::dense_ready, 2);
+            if (context_->failed()) return;
+            fill(*context_, places.ready, 2, 0);
+            sm90_packed_experts(*context_, nullptr, {}, {}, places, nullptr, nullptr, dense);
+            return;
+        }
         const std::int64_t width = gate.shape()[0];
         void* act = context_->scratch(Scratch::activation,
                                       static_cast<std::size_t>(x.rows * width) * size_of(element_));
@@ -527,12 +579,12 @@ class CudaBackend final : public Backend {
     // Null after a failure.
     Places places_for(std::int64_t pairs, std::int64_t experts) {
         Places places;
-        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * (experts + 1) + 2 * pairs);
+        auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * (experts + 1) + 1 + 2 * pairs);
         std::int32_t* counters = facts();
         if (numbers == nullptr || counters == nullptr) return places;
         places.offsets = numbers;
         places.ready = places.offsets + experts + 1;
-        places.place = places.ready + experts + 1;
+        places.place = places.ready + experts + 2;
         places.row_at = places.place + pairs;
         places.facts = counters;
         places.tickets = counters + 2;
@@ -545,8 +597,33 @@ class CudaBackend final : public Backend {
                sm90_experts_fit(gate_up.groups, x.cols, down.ins);
     }
 
+    // As experts_unsettled, of packed weights.
+    void packed_experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up,
+                                  const Weight& down, const Mat& out, const PackedDense& dense) {
+        const PackedMatrix &first = device(gate_up).packed(), &second = device(down).packed();
+        if (first.packing != second.packing || !sm90_experts_fit(first.groups, x.cols, second.ins))
+            mixed_packings();
+        const std::int64_t k = routing.ids.cols, pairs = x.rows * k;
+        const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+        const Places places = places_for(pairs, first.groups);
+        if (places.offsets == nullptr || context_->failed()) return;
+        if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, first.groups, places);
+        ordered_ids_ = nullptr;
+        void* act = context_->scratch(Scratch::expert_hidden,
+                                      static_cast<std::size_t>(pairs * second.ins) * size_of(element_));
+        void* y = context_->scratch(Scratch::expert_rows,
+                                    static_cast<std::size_t>(pairs * x.cols) * size_of(element_));
+        sm90_packed_experts(*context_, x.data, first, second, places, act, y, dense);
+        unsettled_experts_ = {out.data, y, places.place, static_cast<const float*>(routing.weights.data),
+                              x.rows,   k, x.cols};
+    }
+
     void experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
                            const Mat& out, const DenseBeside& dense) {
+        if (device(gate_up).is_packed() || device(down).is_packed()) {
+            packed_experts_unsettled(x, routing, gate_up, down, out, {});
+            return;
+        }
         const DeviceMatrix &first = device(gate_up).matrix(), &second = device(down).matrix();
         const std::int64_t k = routing.ids.cols, pairs = x.rows * k, width = second.ins, count = first.groups;
         const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
@@ -668,6 +745,21 @@ Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend& backend, const 
     DGEMMA_TRY(auto weight, cuda::DeviceWeight::make(context, shape, type));
     cuda::fill_random(context, weight->data(), weight->matrix().type, elements_of(shape), scale, mean, seed);
     DGEMMA_CHECK(context.take_failure());
+    return std::unique_ptr<Weight>(std::move(weight));
+}
+
+Result<std::unique_ptr<Weight>> make_random_cuda_branch(Backend& backend, const Shape& shape,
+                                                        Encoding encoding, float deviation,
+                                                        std::uint64_t seed) {
+    auto& own = static_cast<cuda::CudaBackend&>(backend);
+    if (!own.packs() || !cuda::DeviceWeight::packable(shape, encoding)) {
+        return Error{
+            ErrorKind::unsupported,
+            fmt::format("a weight of shape {} stored as {} is not computed with as it is on this GPU",
+                        to_string(shape), name_of(encoding))};
+    }
+    DGEMMA_TRY(auto weight, cuda::DeviceWeight::make_random(own.context(), shape, cuda::packing_of(encoding),
+                                                            deviation, seed));
     return std::unique_ptr<Weight>(std::move(weight));
 }
 

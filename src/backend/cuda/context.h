@@ -31,6 +31,7 @@ enum class Scratch : std::uint8_t {
     expert_hidden,   // what lies between an expert's matrices, in the same order
     expert_rows,     // expert outputs, in the same order
     places,          // int32: who stands where in that order
+    dense_ready,     // int32: how far the hidden layer of a packed MLP is, and the items taken
     attention_sums,  // f32 partial outputs of attention
     attention_ends,  // their maxima and sums
     statistics,      // partial row statistics of the head

@@ -43,6 +43,12 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(Precision precision, const Cu
 // A weight of pseudo-random numbers about N(mean, scale), made on the device: no file is read.
 Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend& backend, const Shape& shape, Dtype type,
                                                         float scale, float mean, std::uint64_t seed);
+// The same of a weight of the dense MLP or the experts, [out, in] or [experts, out, in], in an encoding other
+// than plain, about N(0, deviation) and as prepare_branch would keep it. Errors: unsupported, where that is
+// not as it is stored.
+Result<std::unique_ptr<Weight>> make_random_cuda_branch(Backend& backend, const Shape& shape,
+                                                        Encoding encoding, float deviation,
+                                                        std::uint64_t seed);
 
 // Device time by operation. Recording costs two events an operation and is off until begin_cuda_profile.
 struct CudaStageTime {

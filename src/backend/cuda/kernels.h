@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/context.h"
+#include "backend/cuda/packing.h"
 
 namespace dgemma::backend::cuda {
 
@@ -167,7 +168,7 @@ struct Places {
     std::int32_t* place = nullptr;    // [rows * k]: place of a pair
     std::int32_t* row_at = nullptr;   // [rows * k]: row of a place
     std::int32_t* facts = nullptr;    // the fewest experts with rows and the most rows of one, so far
-    std::int32_t* ready = nullptr;    // [1 + experts]: set to zero
+    std::int32_t* ready = nullptr;    // [2 + experts]: set to zero
     std::int32_t* tickets = nullptr;  // [1]: zero before and after
 };
 // Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row; then the order of
@@ -197,6 +198,34 @@ struct DenseBeside {
 // The whole of the experts: y [pairs, hidden], sorted, from the rows of x; act [pairs, width] is scratch.
 void sm90_experts(Context&, const void* x, const DeviceMatrix& gate_up, const DeviceMatrix& down,
                   const Places& places, void* act, void* y, const DenseBeside& dense);
+
+// The same of packed weights. gate_up and down without a packing: the dense MLP alone; of places, `ready` is
+// then all that counts.
+struct PackedDense {
+    const void* x = nullptr;
+    std::int64_t rows = 0;  // 0: there is none
+    PackedMatrix gate, up, down;
+    void *act = nullptr, *y = nullptr;
+};
+bool sm90_packed_together(Packing experts, Packing dense);  // whether one launch can have both
+void sm90_packed_experts(Context&, const void* x, const PackedMatrix& gate_up, const PackedMatrix& down,
+                         const Places& places, void* act, void* y, const PackedDense& dense);
+
+// --- unpack.cu: weights as they are stored, to what kernels read. An encoded weight on the device.
+struct EncodedMatrix {
+    Encoding encoding = Encoding::plain;
+    Layout layout = Layout::rows;
+    Dtype type = Dtype::bf16;  // of plain elements: bf16 where the layout is tiles
+    const std::uint8_t *codes = nullptr, *scales = nullptr, *biases = nullptr, *globals = nullptr;
+    std::int64_t groups = 1, outs = 0, ins = 0;
+};
+// Row-major [groups, outs, ins] of `type`.
+void unpack_weight(Context&, const EncodedMatrix& from, Element type, void* to);
+// To pieces (packing.h); outs and ins are multiples of 64.
+void pack_weight(Context&, const EncodedMatrix& from, Packing packing, void* pieces);
+// Pieces of random codes with an even scale, about N(0, deviation) seen from afar.
+void fill_random_pieces(Context&, Packing packing, void* pieces, std::int64_t bytes, float deviation,
+                        std::uint64_t seed);
 
 // --- dispatch.cpp chooses between attention_any.cu and attention_mma.cu.
 struct AttentionPointers {

@@ -8,6 +8,8 @@
 
 #include <fmt/core.h>
 
+#include "base/weight_bytes.h"
+
 namespace dgemma::backend::cuda {
 
 Result<std::unique_ptr<DeviceStorage>> DeviceStorage::make(Context& context, std::size_t bytes) {
@@ -69,6 +71,121 @@ Result<std::unique_ptr<DeviceWeight>> DeviceWeight::upload(Context& context, con
         context.to_device(weight->data(), values.data(), bytes, "loading weights");
         context.synchronize("loading weights");
     }
+    DGEMMA_CHECK(context.take_failure());
+    return weight;
+}
+
+namespace {
+
+// The bytes of an encoded weight on the device, for as long as they are turned into something else.
+class EncodedOnDevice {
+  public:
+    static Result<std::unique_ptr<EncodedOnDevice>> upload(Context& context, const WeightView& host) {
+        const auto grid = weight_grid(host.shape, host.encoding, host.layout, host.type);
+        if (!grid || (host.encoding == Encoding::plain && host.type != Dtype::bf16)) {
+            return Error{ErrorKind::unsupported,
+                         fmt::format("a weight of shape {} stored as {} cannot be computed with on the GPU",
+                                     to_string(host.shape), name_of(host.encoding))};
+        }
+        const WeightBytes total = grid->total();
+        const std::uint64_t parts[] = {total.codes, total.scales, total.biases, total.globals};
+        const std::byte* const from[] = {host.codes, host.scales, host.biases, host.globals};
+        std::uint64_t at[5] = {};
+        for (int i = 0; i < 4; ++i) at[i + 1] = (at[i] + parts[i] + 255) / 256 * 256;
+        std::unique_ptr<EncodedOnDevice> out(new EncodedOnDevice);
+        DGEMMA_TRY(out->memory_, DeviceStorage::make(context, at[4]));
+        auto* base = static_cast<std::uint8_t*>(out->memory_->data());
+        for (int i = 0; i < 4; ++i) context.to_device(base + at[i], from[i], parts[i], "loading weights");
+        EncodedMatrix& m = out->matrix;
+        m.encoding = host.encoding, m.layout = host.layout, m.type = host.type;
+        m.codes = base, m.scales = base + at[1], m.biases = base + at[2], m.globals = base + at[3];
+        m.groups = grid->matrices, m.outs = grid->rows, m.ins = grid->cols;
+        return out;
+    }
+    EncodedMatrix matrix;
+
+  private:
+    std::unique_ptr<DeviceStorage> memory_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::unpack(Context& context, const WeightView& host,
+                                                           Element type) {
+    context.enter();
+    DGEMMA_TRY(auto encoded, EncodedOnDevice::upload(context, host));
+    DGEMMA_TRY(auto weight, make(context, host.shape, type == Element::bf16 ? Dtype::bf16 : Dtype::f32));
+    context.nothing_early();
+    unpack_weight(context, encoded->matrix, weight->matrix().type, weight->data());
+    context.nothing_early();
+    DGEMMA_CHECK(context.take_failure());
+    return weight;
+}
+
+bool DeviceWeight::packable(const Shape& shape, Encoding encoding) {
+    // The two matrices of a bank's gate and up share the bank's rows in halves, each of whole boxes.
+    const bool bank = shape.size() == 3;
+    return packing_of(encoding) != Packing::none && (bank || shape.size() == 2) &&
+           shape[shape.size() - 2] % (bank ? 2 * piece_rows : piece_rows) == 0 &&
+           shape.back() % piece_columns == 0;
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::make_packed(Context& context, const Shape& shape,
+                                                                Packing packing) {
+    const std::int64_t pieces = elements_of(shape) / (piece_rows * piece_columns);
+    DGEMMA_TRY(auto memory,
+               DeviceStorage::make(context, static_cast<std::size_t>(pieces * piece_bytes(packing))));
+    std::unique_ptr<DeviceWeight> weight(new DeviceWeight(shape, Element::bf16, std::move(memory)));
+    PackedMatrix& m = weight->packed_;
+    m.packing = packing;
+    m.pieces = static_cast<const std::uint8_t*>(weight->matrix_.data);
+    m.groups = weight->matrix_.groups, m.outs = weight->matrix_.outs, m.ins = weight->matrix_.ins;
+    weight->matrix_.data = nullptr;
+    const std::int64_t factors = packing == Packing::fp8     ? m.groups * m.outs
+                                 : packing == Packing::nvfp4 ? m.groups
+                                                             : 0;
+    if (factors > 0) {
+        DGEMMA_TRY(weight->factors_,
+                   DeviceStorage::make(context, static_cast<std::size_t>(factors) * sizeof(float)));
+        (packing == Packing::fp8 ? m.row_scales : m.globals) =
+            static_cast<const float*>(weight->factors_->data());
+    }
+    return weight;
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::pack(Context& context, const WeightView& host) {
+    context.enter();
+    DGEMMA_TRY(auto encoded, EncodedOnDevice::upload(context, host));
+    DGEMMA_TRY(auto weight, make_packed(context, host.shape, packing_of(host.encoding)));
+    context.nothing_early();
+    pack_weight(context, encoded->matrix, weight->packed_.packing, weight->memory_->data());
+    context.nothing_early();
+    if (weight->factors_ != nullptr) {
+        const std::uint8_t* from =
+            host.encoding == Encoding::fp8_row ? encoded->matrix.scales : encoded->matrix.globals;
+        context.check(cudaMemcpyAsync(weight->factors_->data(), from, weight->factors_->bytes(),
+                                      cudaMemcpyDeviceToDevice, context.stream()),
+                      "loading weights");
+    }
+    DGEMMA_CHECK(context.take_failure());
+    return weight;
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::make_random(Context& context, const Shape& shape,
+                                                                Packing packing, float deviation,
+                                                                std::uint64_t seed) {
+    context.enter();
+    DGEMMA_TRY(auto weight, make_packed(context, shape, packing));
+    context.nothing_early();
+    fill_random_pieces(context, packing, weight->memory_->data(),
+                       static_cast<std::int64_t>(weight->memory_->bytes()), deviation, seed);
+    if (weight->factors_ != nullptr) {
+        // The codes of fp8 are those below 2 and of nvfp4 all; their deviations.
+        const float factor = deviation / (packing == Packing::fp8 ? 0.62f : 2.93f);
+        fill_random(context, weight->factors_->data(), Element::f32,
+                    static_cast<std::int64_t>(weight->factors_->bytes() / sizeof(float)), 0, factor, seed);
+    }
+    context.nothing_early();
     DGEMMA_CHECK(context.take_failure());
     return weight;
 }

@@ -48,21 +48,37 @@ class PinnedMemory {
     std::size_t bytes_ = 0;
 };
 
-// Matrices and banks in f32 or bf16 as they came (f16 as f32), vectors in f32.
+// Matrices and banks in f32 or bf16 as they came (f16 as f32), vectors in f32; or packed.
 class DeviceWeight final : public Weight {
   public:
     static Result<std::unique_ptr<DeviceWeight>> upload(Context& context, const Tensor& host);
+    // Any encoding and layout, as numbers of `type`.
+    static Result<std::unique_ptr<DeviceWeight>> unpack(Context& context, const WeightView& host,
+                                                        Element type);
+    // As pieces; packable(host) holds.
+    static Result<std::unique_ptr<DeviceWeight>> pack(Context& context, const WeightView& host);
+    static bool packable(const Shape& shape, Encoding encoding);
+    // Random pieces.
+    static Result<std::unique_ptr<DeviceWeight>> make_random(Context& context, const Shape& shape,
+                                                             Packing packing, float deviation,
+                                                             std::uint64_t seed);
     // Contents undefined. type: f32 or bf16.
     static Result<std::unique_ptr<DeviceWeight>> make(Context& context, const Shape& shape, Dtype type);
 
-    [[nodiscard]] const DeviceMatrix& matrix() const { return matrix_; }
+    [[nodiscard]] const DeviceMatrix& matrix() const { return matrix_; }  // no data: it is packed
+    [[nodiscard]] const PackedMatrix& packed() const { return packed_; }
+    [[nodiscard]] bool is_packed() const { return packed_.packing != Packing::none; }
     [[nodiscard]] const float* vector() const { return static_cast<const float*>(matrix_.data); }
     [[nodiscard]] void* data() { return memory_->data(); }
 
   private:
     DeviceWeight(const Shape& shape, Element type, std::unique_ptr<DeviceStorage> memory);
+    static Result<std::unique_ptr<DeviceWeight>> make_packed(Context& context, const Shape& shape,
+                                                             Packing packing);
     std::unique_ptr<DeviceStorage> memory_;
+    std::unique_ptr<DeviceStorage> factors_;  // row scales or globals of a packed weight
     DeviceMatrix matrix_;
+    PackedMatrix packed_;
 };
 
 // Scores of a canvas and what says how to read them (see LogitsForm).

@@ -26,6 +26,10 @@ struct Columns {
             for (float& v : x) v = 0;
         }
     }
+    // Eight bf16 as they are.
+    [[nodiscard]] __device__ uint4 load_bits(const bf16* row) const {
+        return inside ? *reinterpret_cast<const uint4*>(row + first) : uint4{};
+    }
     template <class T>
     __device__ void store(T* row, const float (&x)[8]) const {
         if (inside) store8(row + first, x);
@@ -186,11 +190,16 @@ __device__ void add_choices(const FinishLayerPointers& p, const Columns& columns
 #pragma unroll
     for (float& v : sum) v = 0;
     if constexpr (Choices > 0) {
-        float y[Choices][8];
+        uint4 y[Choices];
 #pragma unroll
-        for (int i = 0; i < Choices; ++i) fetch(i, y[i]);
+        for (int i = 0; i < Choices; ++i)
+            y[i] = columns.load_bits(static_cast<const T*>(p.y) + static_cast<std::int64_t>(place[i]) * cols);
 #pragma unroll
-        for (int i = 0; i < Choices; ++i) add(y[i], weights[i]);
+        for (int i = 0; i < Choices; ++i) {
+            float values[8];
+            unpack8(y[i], values);
+            add(values, weights[i]);
+        }
     } else {
         for (std::int64_t i = 0; i < p.k; ++i) {
             float y[8];
@@ -200,8 +209,10 @@ __device__ void add_choices(const FinishLayerPointers& p, const Columns& columns
     }
 }
 
+// Two blocks to a multiprocessor: then one round of them has all rows of a canvas.
 template <class T, int Choices>
-__global__ void finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
+__global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 2 : 1)
+    finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
     begin_kernel();
     __shared__ float shared[4][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
@@ -349,7 +360,7 @@ void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::i
                static_cast<int>(cols), eps);
     };
     if (type == Element::bf16) {
-        p.k == 8 ? run(finish_layer_kernel<bf16, 8>) : run(finish_layer_kernel<bf16, 0>);
+        p.k == 8 && threads <= 352 ? run(finish_layer_kernel<bf16, 8>) : run(finish_layer_kernel<bf16, 0>);
     } else {
         run(finish_layer_kernel<float, 0>);
     }

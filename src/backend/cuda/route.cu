@@ -42,20 +42,36 @@ __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int ex
     for (int i = t; i < warps * experts; i += choose_threads) counts[i] = 0;
     __syncthreads();
 
-    // --- how often each expert occurs in this warp's run, and each pair's place among those of its run
+    // --- how often each expert occurs in this warp's run, and each pair's place among those of its run. The
+    // ids of up to `ahead` rounds are fetched before the first is looked at, and kept for the end.
     const int run = ((pairs + warps - 1) / warps + 31) / 32 * 32;
     const int begin = warp * run, end = min(pairs, begin + run);
     int* own = counts + warp * experts;
-    for (int first = begin; first < end; first += 32) {
-        const bool inside = first + lane < end;
-        const int id = inside ? __ldcg(ids + first + lane) : -1;
-        const unsigned same = __match_any_sync(0xFFFFFFFFu, id);
-        const int before = __popc(same & ((1u << lane) - 1));
-        const int seen = inside ? own[id] : 0;
-        if (inside) out.place[first + lane] = seen + before;
-        __syncwarp();
-        if (inside && before == 0) own[id] = seen + __popc(same);
-        __syncwarp();
+    constexpr int ahead = 8;
+    int kept_id[ahead], kept_place[ahead];
+    for (int first = begin; first < end; first += 32 * ahead) {
+        int id[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            const int pair = first + 32 * i + lane;
+            id[i] = pair < end ? __ldcg(ids + pair) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            const bool inside = id[i] >= 0;
+            const unsigned same = __match_any_sync(0xFFFFFFFFu, id[i]);
+            const int before = __popc(same & ((1u << lane) - 1));
+            const int seen = inside ? own[id[i]] : 0;
+            const int place = seen + before;
+            __syncwarp();
+            if (inside && before == 0) own[id[i]] = seen + __popc(same);
+            __syncwarp();
+            if (run <= 32 * ahead) {
+                kept_id[i] = id[i], kept_place[i] = place;
+            } else if (inside) {
+                out.place[first + 32 * i + lane] = place;
+            }
+        }
     }
     __syncthreads();
 
@@ -96,14 +112,22 @@ __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int ex
             out.facts[0] = min(out.facts[0], all_used);
         }
     }
-    for (int e = t; e <= experts; e += choose_threads) out.ready[e] = 0;
+    for (int e = t; e < experts + 2; e += choose_threads) out.ready[e] = 0;
     __syncthreads();
-    for (int first = begin; first < end; first += 32) {
-        if (first + lane >= end) continue;
-        const int id = __ldcg(ids + first + lane);
-        const int place = starts[id] + own[id] + out.place[first + lane];
-        out.place[first + lane] = place;
-        out.row_at[place] = (first + lane) / k;
+    const auto finish = [&](int pair, int id, int place) {
+        place += starts[id] + own[id];
+        out.place[pair] = place;
+        out.row_at[place] = pair / k;
+    };
+    if (run <= 32 * ahead) {
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            const int pair = begin + 32 * i + lane;
+            if (pair < end) finish(pair, kept_id[i], kept_place[i]);
+        }
+    } else {
+        for (int pair = begin + lane; pair < end; pair += 32)
+            finish(pair, __ldcg(ids + pair), out.place[pair]);
     }
 }
 

@@ -73,8 +73,11 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int column,
                  "r"(row)
                  : "memory");
 }
-// Between ordinary accesses and the copy engine's (or the matrix units') to the same memory.
-__device__ __forceinline__ void fence_copy_engine() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
+// Between ordinary accesses and the copy engine's (or the matrix units') to the same shared memory. Without
+// its restriction to that, a fence costs a round trip to the second-level cache.
+__device__ __forceinline__ void fence_copy_engine() {
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 
 __device__ __forceinline__ void warpgroup_begin() {
     asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");

@@ -24,6 +24,11 @@ Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend&, const Shape&, 
     return Error{ErrorKind::unsupported, absent};
 }
 
+Result<std::unique_ptr<Weight>> make_random_cuda_branch(Backend&, const Shape&, Encoding, float,
+                                                        std::uint64_t) {
+    return Error{ErrorKind::unsupported, absent};
+}
+
 void begin_cuda_profile(Backend&) {}
 std::vector<CudaStageTime> end_cuda_profile(Backend&) { return {}; }
 double cuda_milliseconds(Backend&, int, void (*)(void*), void*) { return 0; }

@@ -1,0 +1,305 @@
+// What the kernels of the experts share: the list of items that a persistent grid works off, the copying of
+// tokens, and what becomes of the sums.
+//
+// Weights are the 64-high side of the matrix instruction and tokens its other side, 16 to 64 of them by need:
+// at one canvas an expert has about 16. The dense MLP is one more expert whom every row visits. Items come
+// expert after expert: first tiles of 128 gate and 128 up rows, whose gated product goes to memory; then
+// tiles of 256 rows of the down projection. A block takes the next item that nobody has taken, and copies its
+// weights while it still multiplies the ones before; only the tokens of a down tile wait until all of its
+// expert's hidden layer is written. An item earlier in the list never waits for a later one, so the list
+// always ends. Which block computes an item changes no bit of it.
+#pragma once
+
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/sm90.cuh"
+
+namespace dgemma::backend::cuda {
+
+constexpr int item_depth = 64;        // of one stage in k
+constexpr int box_rows = 64;          // of weights
+constexpr int boxes = 4;              // of one stage: gate, up, gate, up; or four of down; two a warpgroup
+constexpr int most_item_tokens = 64;  // of one item
+constexpr int item_threads = 384;     // one warpgroup copies, two multiply
+constexpr int token_copiers = 64;     // threads of it
+constexpr int most_groups = 1025;     // the dense MLP and the experts
+constexpr int item_slots = 4;         // items that the copier of weights may be ahead
+
+struct ItemsProblem {
+    const bf16 *x, *dense_x;      // [rows, hidden]
+    const std::int32_t* row_at;   // [pairs]: the row of a place
+    const std::int32_t* offsets;  // [experts + 1]: the places of an expert
+    std::int32_t* ready;          // [1 + experts]: parts of hidden layers written; [1]: items taken
+    bf16 *act, *dense_act;        // [pairs, width], [rows, dense_width]
+    bf16 *y, *dense_y;            // [pairs, hidden], [rows, hidden]
+    int experts, hidden, width, dense_rows, dense_width;
+};
+
+struct ItemTables {
+    int offsets[most_groups + 1];     // places of a group: the dense MLP's rows, then the experts'
+    int gate_items[most_groups + 1];  // items of the groups before
+    int down_items[most_groups + 1];
+    int taken[item_slots];
+    std::uint64_t full[item_slots], empty[item_slots];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ int over(int count, int tile) { return (count + tile - 1) / tile; }
+
+// What a block works on at a time. Group 0 is the dense MLP, group 1 + e expert e.
+struct Item {
+    int group, tile, first, tokens;  // first: place within the group's rows of x, act and y
+    bool down;
+    int ins;
+};
+
+__device__ __forceinline__ int width_of(const ItemsProblem& p, int group) {
+    return group == 0 ? p.dense_width : p.width;
+}
+__device__ __forceinline__ int tokens_of(const ItemsProblem& p, const ItemTables& s, int group) {
+    return group == 0 ? p.dense_rows : s.offsets[group + 1] - s.offsets[group];
+}
+
+// The place in a ring of one of those who go round it.
+template <int Stages>
+struct Turn {
+    int stage = 0, phase = 0;
+    __device__ void next() {
+        if (++stage == Stages) stage = 0, phase ^= 1;
+    }
+};
+
+// By all threads, before anything else is done with the tables: those of this block, once the kernel has
+// begun.
+__device__ inline void count_items(const ItemsProblem& p, ItemTables& s) {
+    // The dense MLP's rows are no places of the sort; its two bounds are not used.
+    if (p.experts > 0) {
+        for (int e = static_cast<int>(threadIdx.x); e <= p.experts; e += item_threads)
+            s.offsets[1 + e] = p.offsets[e];
+    }
+    __syncthreads();
+    const int groups = 1 + p.experts, lane = static_cast<int>(threadIdx.x);
+    if (lane < 32) {
+        const int gate_tiles = over(p.width, 2 * box_rows), down_tiles = over(p.hidden, boxes * box_rows);
+        int gates = 0, downs = 0;
+        for (int g0 = 0; g0 < groups; g0 += 32) {
+            const int group = g0 + lane;
+            const int blocks = group < groups ? over(tokens_of(p, s, group), most_item_tokens) : 0;
+            const int own_gates = blocks * (group == 0 ? over(p.dense_width, 2 * box_rows) : gate_tiles);
+            const int own_downs = blocks * down_tiles;
+            int gate = own_gates, down = own_downs;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int gate_left = __shfl_up_sync(0xFFFFFFFFu, gate, step);
+                const int down_left = __shfl_up_sync(0xFFFFFFFFu, down, step);
+                if (lane >= step) gate += gate_left, down += down_left;
+            }
+            if (group < groups) {
+                s.gate_items[group] = gates + gate - own_gates;
+                s.down_items[group] = downs + down - own_downs;
+            }
+            gates += __shfl_sync(0xFFFFFFFFu, gate, 31);
+            downs += __shfl_sync(0xFFFFFFFFu, down, 31);
+        }
+        if (lane == 0) s.gate_items[groups] = gates, s.down_items[groups] = downs;
+    }
+    __syncthreads();
+}
+
+// By one thread, before count_items.
+__device__ inline void init_item_slots(ItemTables& s) {
+    for (int i = 0; i < item_slots; ++i) {
+        barrier_init(&s.full[i], 1);
+        barrier_init(&s.empty[i], token_copiers / 32 + 8);  // a lane of every warp that follows
+    }
+}
+
+// Item `i` of the list; `item` is an earlier one, or all zeros.
+__device__ inline void locate(const ItemsProblem& p, const ItemTables& s, int i, Item& item) {
+    const int gate_items = s.gate_items[1 + p.experts];
+    if (!item.down && i >= gate_items) item.down = true, item.group = 0;
+    const int* before = item.down ? s.down_items : s.gate_items;
+    const int at = item.down ? i - gate_items : i;
+    while (at >= before[item.group + 1]) ++item.group;
+    const int rows = tokens_of(p, s, item.group), blocks = over(rows, most_item_tokens);
+    const int inside = at - before[item.group];
+    const int skip = inside % blocks * most_item_tokens;
+    item.tile = inside / blocks;
+    item.first = (item.group == 0 ? 0 : s.offsets[item.group]) + skip;
+    item.tokens = min(most_item_tokens, rows - skip);
+    item.ins = item.down ? width_of(p, item.group) : p.hidden;
+}
+__device__ __forceinline__ int count_of_items(const ItemsProblem& p, const ItemTables& s) {
+    return s.gate_items[1 + p.experts] + s.down_items[1 + p.experts];
+}
+
+// By the thread that copies weights: takes items for this block and tells the others.
+template <class Each>
+__device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
+    const int items = count_of_items(p, s);
+    Item item{};
+    Turn<item_slots> turn;
+    for (int i = static_cast<int>(blockIdx.x);;) {
+        barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+        s.taken[turn.stage] = i;
+        barrier_arrive(&s.full[turn.stage]);
+        turn.next();
+        if (i >= items) return;
+        const int next = static_cast<int>(gridDim.x) + atomicAdd(p.ready + 1 + p.experts, 1);
+        locate(p, s, i, item);
+        each(item);
+        i = next;
+    }
+}
+
+// By whole warps: the items that were taken, in the same order.
+template <class Each>
+__device__ void follow_items(const ItemsProblem& p, ItemTables& s, Each each) {
+    const int items = count_of_items(p, s);
+    Item item{};
+    Turn<item_slots> turn;
+    for (;;) {
+        barrier_wait(&s.full[turn.stage], turn.phase);
+        const int i = s.taken[turn.stage];
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[turn.stage]);
+        turn.next();
+        if (i >= items) return;
+        locate(p, s, i, item);
+        each(item);
+    }
+}
+
+// What the early word about weights is worth: the first item of this block, if every expert has some rows.
+__device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& group, int& tile) {
+    const int item = static_cast<int>(blockIdx.x);
+    const int dense_items = over(p.dense_rows, most_item_tokens) * over(p.dense_width, 2 * box_rows);
+    if (item < dense_items) {
+        group = 0;
+        tile = item / over(p.dense_rows, most_item_tokens);
+        return true;
+    }
+    const int tiles = over(p.width, 2 * box_rows);
+    if (tiles == 0) return false;
+    group = 1 + (item - dense_items) / tiles;
+    tile = (item - dense_items) % tiles;
+    return group <= p.experts;
+}
+
+// By `token_copiers` threads, t of them. Ring: tokens[stage], full[stage], empty[stage], items.
+template <int Stages, class Ring>
+__device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
+    Turn<Stages> turn;
+    const int piece = t % 8, row0 = t / 8;  // 16 bytes of every eighth token
+    const int offset = row0 * 128 + (piece ^ row0) * 16;
+    follow_items(p, s.items, [&](const Item& item) {
+        if (item.down) {
+            const int written = over(tokens_of(p, s.items, item.group), most_item_tokens) *
+                                over(width_of(p, item.group), box_rows);
+            int seen = 0;
+            do {
+                asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n"
+                             : "=r"(seen)
+                             : "l"(p.ready + item.group)
+                             : "memory");
+            } while (seen < written);
+        }
+        const bf16* base =
+            item.group == 0 ? (item.down ? p.dense_act : p.dense_x) : (item.down ? p.act : p.x);
+        std::uint32_t from[most_item_tokens / 8];  // elements; a matrix has fewer than 2^32
+#pragma unroll
+        for (int i = 0; i < most_item_tokens / 8; ++i) {
+            const int token = row0 + 8 * i;
+            int row = item.first + token;
+            if (!item.down && item.group > 0 && token < item.tokens) row = p.row_at[row];
+            from[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins) + piece * 8;
+        }
+        for (int k = 0; k < item.ins; k += item_depth) {
+            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+            const std::uint32_t to =
+                shared_address(s.tokens[turn.stage]) + static_cast<std::uint32_t>(offset);
+            const bool inside = k + piece * 8 < item.ins;
+#pragma unroll
+            for (int i = 0; i < most_item_tokens / 8; ++i) {
+                if (row0 + 8 * i < item.tokens)
+                    copy16_async(to + i * 1024, inside ? base + from[i] + k : base, inside);
+            }
+            barrier_arrive_after_copies(&s.full[turn.stage]);
+            turn.next();
+        }
+    });
+    commit_copies();
+    wait_copies<0>();
+}
+
+// Of `low` and `high`, the sums of a warpgroup's two boxes. A thread holds weight rows lane / 4 (+ 8) of its
+// warp's 16 for tokens 8 j + lane % 4 * 2 (+ 1); transposed, token 8 j + lane / 4 for rows lane % 4 * 2 (+
+// 1).
+template <int Tokens>
+__device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& item, int warpgroup,
+                                           const float (&low)[Tokens / 2], const float (&high)[Tokens / 2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int outs = item.down ? p.hidden : width_of(p, item.group);
+    bf16* out = item.group == 0 ? (item.down ? p.dense_y : p.dense_act) : (item.down ? p.y : p.act);
+#pragma unroll
+    for (int j = 0; j < Tokens / 8; ++j) {
+        const int token = 8 * j + lane / 4;
+        bf16* to = out + static_cast<std::int64_t>(item.first + token) * outs;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int i = 4 * j + 2 * h;
+            const int row = warp * 16 + 8 * h + lane % 4 * 2;
+            if (item.down) {
+                const std::uint32_t a = transpose8(pack2(low[i], low[i + 1]));
+                const std::uint32_t b = transpose8(pack2(high[i], high[i + 1]));
+                const int column = (item.tile * 2 + warpgroup) * 2 * box_rows + row;
+                if (token < item.tokens && column < outs) *reinterpret_cast<std::uint32_t*>(to + column) = a;
+                if (token < item.tokens && column + box_rows < outs)
+                    *reinterpret_cast<std::uint32_t*>(to + column + box_rows) = b;
+            } else {
+                float gated[2];
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const float gate = rounded<bf16>(gelu(rounded<bf16>(low[i + c])));
+                    gated[c] = gate * rounded<bf16>(high[i + c]);
+                }
+                const std::uint32_t a = transpose8(pack2(gated[0], gated[1]));
+                const int column = (item.tile * 2 + warpgroup) * box_rows + row;
+                if (token < item.tokens && column < outs) *reinterpret_cast<std::uint32_t*>(to + column) = a;
+            }
+        }
+    }
+}
+
+// By the multiplying warpgroups: f(item, warpgroup, turn, has a part in it) for every item, and the word to
+// others that a hidden layer was written.
+template <int Stages, class Ring, class Multiply>
+__device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply) {
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
+    Turn<Stages> turn;
+    follow_items(p, s.items, [&](const Item& item) {
+        const int first_row = (item.tile * 2 + warpgroup) * box_rows * (item.down ? 2 : 1);
+        if (first_row >= (item.down ? p.hidden : width_of(p, item.group))) {
+            // No part in it: lets the stages go by.
+            for (int k = 0; k < item.ins; k += item_depth) {
+                barrier_wait(&s.full[turn.stage], turn.phase);
+                if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[turn.stage]);
+                turn.next();
+            }
+            return;
+        }
+        multiply(item, warpgroup, turn);
+        if (!item.down) {
+            // Other blocks read what was written here.
+            __threadfence();
+            asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
+            if (threadIdx.x % 128 == 0)
+                asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(p.ready + item.group)
+                             : "memory");
+        }
+    });
+}
+
+#endif
+
+}  // namespace dgemma::backend::cuda
