@@ -8,7 +8,13 @@ namespace dgemma::engine {
 Result<std::unique_ptr<backend::Logits>> LogitsPool::take(std::int64_t rows) {
     const auto found = std::find_if(unused_.begin(), unused_.end(),
                                     [&](const auto& logits) { return logits->rows() == rows; });
-    if (found == unused_.end()) return backend_.make_logits(rows, vocabulary_);
+    if (found == unused_.end()) {
+        auto made = backend_.make_logits(rows, vocabulary_);
+        if (made || made.error().kind != ErrorKind::io) return made;
+        Error error = std::move(made).error();
+        error.message += ": take a smaller canvas with --canvas-length";
+        return error;
+    }
     std::unique_ptr<backend::Logits> logits = std::move(*found);
     unused_.erase(found);
     return logits;

@@ -16,7 +16,7 @@ class LogitsPool {
     LogitsPool(backend::Backend& backend, int vocabulary, std::size_t keep)
         : backend_(backend), vocabulary_(vocabulary), keep_(keep) {}
 
-    // Logits of that many rows, with anything in them. Errors: io (memory).
+    // Logits of that many rows, with anything in them. Errors: io (memory), with the remedy.
     Result<std::unique_ptr<backend::Logits>> take(std::int64_t rows);
     void give_back(std::unique_ptr<backend::Logits> logits);
 
