@@ -31,10 +31,12 @@ struct Cell {
 // edge.
 class LineBreaker {
   public:
-    LineBreaker(int columns, bool colour) : columns_(columns), colour_(colour) {}
+    LineBreaker(int columns, bool colour, Breaking breaking)
+        : columns_(columns), colour_(colour), words_(breaking == Breaking::between_words) {}
 
     void put(Cell cell) {
-        if (cell.character == U' ') {  // one too many hangs over the edge, where the line is broken later
+        if (words_ &&
+            cell.character == U' ') {  // one too many hangs over the edge, where the line is broken later
             append(cell);
             break_at_ = line_.size();
             return;
@@ -45,7 +47,7 @@ class LineBreaker {
         if (cell.columns == 2) break_at_ = line_.size();
     }
     void end_line() {
-        while (used_ > columns_) drop_last();  // spaces that hang over
+        while (used_ > columns_ && line_.back().character == U' ') drop_last();  // those that hang over
         emit(line_.size());
     }
     [[nodiscard]] int used() const { return used_; }
@@ -87,7 +89,7 @@ class LineBreaker {
     }
 
     int columns_;
-    bool colour_;
+    bool colour_, words_;
     std::vector<Cell> line_;
     int used_ = 0;
     std::size_t break_at_ = 0;  // cells before the last place where the line may be broken; 0: none
@@ -110,9 +112,10 @@ std::string without_controls(std::string_view text) {
     return out;
 }
 
-std::vector<LaidOutLine> lay_out(const std::vector<Span>& spans, int columns, bool colour) {
+std::vector<LaidOutLine> lay_out(const std::vector<Span>& spans, int columns, bool colour,
+                                 Breaking breaking) {
     constexpr int tab = 8;
-    LineBreaker lines(columns, colour);
+    LineBreaker lines(columns, colour, breaking);
     for (const Span& span : spans) {
         const std::string clean = without_controls(span.text);
         for (std::size_t at = 0; at < clean.size();) {
@@ -153,7 +156,7 @@ void LiveCanvas::draw(const std::vector<Span>& text, const std::string& status) 
     if (!text.empty()) lines = lay_out(text, columns, colour_);
     const auto room = static_cast<std::size_t>(std::max(1, size.rows - 2));
     if (lines.size() > room) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(room));
-    lines.push_back(lay_out({{Tone::dim, status}}, columns, colour_).front());
+    lines.push_back(lay_out({{Tone::dim, status}}, columns, colour_, Breaking::at_the_edge).front());
 
     std::string frame(clip_lines);
     frame += to_first_line(size);

@@ -34,9 +34,12 @@ struct LaidOutLine {
     int columns = 0;
 };
 
-// Lays spans out in lines of at most `columns` columns, broken between words; a word that is longer than a
-// line is broken at the edge. No colour codes where `colour` is off. Tabs become spaces. At least one line.
-std::vector<LaidOutLine> lay_out(const std::vector<Span>& spans, int columns, bool colour);
+enum class Breaking : std::uint8_t { between_words, at_the_edge };
+
+// Lays spans out in lines of at most `columns` columns; a word that is longer than a line is broken at the
+// edge. No colour codes where `colour` is off. Tabs become spaces. At least one line.
+std::vector<LaidOutLine> lay_out(const std::vector<Span>& spans, int columns, bool colour,
+                                 Breaking breaking = Breaking::between_words);
 
 // A few lines at the bottom of a terminal that are replaced as a whole.
 //

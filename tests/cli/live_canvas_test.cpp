@@ -17,6 +17,8 @@ namespace {
 class LiveCanvasTest : public ::testing::Test {
   protected:
     void start(int columns, int rows, int above) {
+        canvas_.reset();
+        out_.str("");
         size_ = {columns, rows};
         screen_ = std::make_unique<Screen>(columns, rows);
         for (int i = 0; i < above; ++i) screen_->write("above " + std::to_string(i) + "\r\n");
