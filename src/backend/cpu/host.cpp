@@ -21,7 +21,10 @@ HostWeight::HostWeight(const WeightView& host) : Weight(host.shape), view_(host)
 }
 
 HostLogits::HostLogits(std::int64_t rows, std::int64_t vocab)
-    : vocab_(vocab), zt_(static_cast<std::size_t>(rows * vocab)), stats_(static_cast<std::size_t>(rows)) {}
+    : vocab_(vocab),
+      zt_(static_cast<std::size_t>(rows * vocab)),
+      stats_(static_cast<std::size_t>(rows)),
+      sums_(static_cast<std::size_t>(rows)) {}
 
 std::span<const float> HostLogits::row(int position) {
     return {zt(position), static_cast<std::size_t>(vocab_)};
@@ -61,6 +64,7 @@ void HostBackend::set_logits(Logits& logits, std::span<const float> zt) {
     auto& own = static_cast<HostLogits&>(logits);
     assert(static_cast<std::int64_t>(zt.size()) == own.rows() * own.vocab());
     std::copy(zt.begin(), zt.end(), own.zt(0));
+    for (std::int64_t r = 0; r < own.rows(); ++r) own.sum_of(r) = 0;
 }
 
 void HostBackend::download(const Mat& from, std::span<float> to) {

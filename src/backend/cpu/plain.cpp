@@ -24,7 +24,8 @@ namespace {
 
 using namespace cpu;
 
-constexpr std::int64_t kRowGrain = 4;  // rows of elementwise work a thread takes at a time
+constexpr std::int64_t kHeadSlice = 256;  // of the vocabulary; a multiple of every tile's width
+constexpr std::int64_t kRowGrain = 4;     // rows of elementwise work a thread takes at a time
 
 class PlainBackend final : public HostBackend {
   public:
@@ -53,7 +54,12 @@ class PlainBackend final : public HostBackend {
     void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override {
         auto& logits = static_cast<HostLogits&>(previous);
         // The model gets bf16(z / T), and nobody else reads it again.
-        if (bf16_) for_rows(out.rows, [&](std::int64_t r) { kernels_.round(logits.zt(r), logits.vocab()); });
+        if (bf16_) {
+            for_rows(out.rows, [&](std::int64_t r) {
+                kernels_.round(logits.zt(r), logits.vocab());
+                logits.sum_of(r) = 0;
+            });
+        }
         std::vector<std::uint8_t> peaked(static_cast<std::size_t>(out.rows));
         if (std::isfinite(soft_cutoff_)) soft_embed_peaked(logits, host(table).view(), out, peaked);
         std::vector<std::int64_t> others;
@@ -252,11 +258,30 @@ class PlainBackend final : public HostBackend {
             const std::int64_t vocab = logits.vocab();
             panels.pack(pool_, canvas.rows, a.x.cols,
                         [&](std::int64_t r) { return row(a.x, canvas.first_row + r); });
-            const Product product{&panels, &host(*a.table).view(), 0, logits.zt(0)};
-            products_.run(std::span(&product, 1), bf16_);
+            const Product product{&panels, &host(*a.table).view(), 0, nullptr, kHeadSlice};
+            products_.note_work(product);
+            // A slice of the vocabulary for all rows at a time: cap and statistics find it in the cache.
+            const std::int64_t slices = (vocab + kHeadSlice - 1) / kHeadSlice;
+            std::vector<SliceStats> stats(static_cast<std::size_t>(canvas.rows * slices));
+            pool_.parallel_for(slices, 1, [&](std::int64_t begin, std::int64_t end) {
+                Product part = product;
+                part.out = thread_scratch(3, canvas.rows * kHeadSlice);
+                for (std::int64_t slice = begin; slice < end; ++slice) {
+                    const std::int64_t first = slice * kHeadSlice;
+                    const std::int64_t count = std::min(kHeadSlice, vocab - first);
+                    products_.columns(part, first, first + count, bf16_);
+                    for (std::int64_t r = 0; r < canvas.rows; ++r) {
+                        float* z = part.out + r * kHeadSlice;
+                        stats[static_cast<std::size_t>(r * slices + slice)] =
+                            kernels_.softcap(z, count, a.softcap, canvas.temperature);
+                        std::copy_n(z, count, logits.zt(r) + first);
+                    }
+                }
+            });
             for_rows(canvas.rows, [&](std::int64_t r) {
-                kernels_.softcap(logits.zt(r), vocab, a.softcap, canvas.temperature);
-                logits.stats_of(r) = row_stats(logits.zt(r), vocab);
+                merge_stats(std::span(stats).subspan(static_cast<std::size_t>(r * slices),
+                                                     static_cast<std::size_t>(slices)),
+                            logits, r);
             });
         }
     }
@@ -275,6 +300,11 @@ class PlainBackend final : public HostBackend {
         kernels_.scale(x, w, n, std::pow(mean + eps, -0.5f), bf16_, out);
     }
 
+    // The largest entry of a row: the head has seen it, unless the row came from elsewhere.
+    [[nodiscard]] float largest(HostLogits& logits, std::int64_t r) const {
+        return logits.sum_of(r) > 0 ? logits.stats_of(r).max : kernels_.max(logits.zt(r), logits.vocab());
+    }
+
     // Rows with few enough entries within the cutoff: the sum over those, in ascending id. Marks the rows it
     // did.
     void soft_embed_peaked(HostLogits& logits, const WeightView& table, const Mat& out,
@@ -287,7 +317,7 @@ class PlainBackend final : public HostBackend {
             std::vector<float> p;
             for (std::int64_t r = begin; r < end; ++r) {
                 const float* zt = logits.zt(r);
-                const float top = kernels_.max(zt, vocab);
+                const float top = largest(logits, r);
                 ids.clear();
                 p.clear();
                 for (std::int64_t i = 0; i < vocab && static_cast<std::int64_t>(ids.size()) <= most; ++i) {
@@ -325,9 +355,11 @@ class PlainBackend final : public HostBackend {
         facts_.soft_entries += n * vocab;
         std::vector<float> top(rows.size()), sum(rows.size());
         for_rows(n, [&](std::int64_t i) {
-            const float* zt = logits.zt(rows[static_cast<std::size_t>(i)]);
-            top[static_cast<std::size_t>(i)] = kernels_.max(zt, vocab);
-            sum[static_cast<std::size_t>(i)] = kernels_.sum_exp(zt, vocab, top[static_cast<std::size_t>(i)]);
+            const std::int64_t r = rows[static_cast<std::size_t>(i)];
+            float& own = sum[static_cast<std::size_t>(i)];
+            top[static_cast<std::size_t>(i)] = largest(logits, r);
+            own = logits.sum_of(r);
+            if (own == 0) own = kernels_.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(i)]);
         });
         const bool all = n == out.rows;
         std::vector<float> apart(all ? 0 : static_cast<std::size_t>(n * out.cols));
@@ -373,20 +405,28 @@ class PlainBackend final : public HostBackend {
         products_.run(products, bf16_);
     }
 
-    [[nodiscard]] RowStats row_stats(const float* zt, std::int64_t n) const {
-        std::uint32_t broken = 0;
-        for (std::int64_t i = 0; i < n; ++i) {
-            std::uint32_t bits;
-            std::memcpy(&bits, zt + i, 4);
-            broken |= static_cast<std::uint32_t>((bits & 0x7F800000u) == 0x7F800000u);
+    // Row r's statistics from those of its slices, in their order.
+    static void merge_stats(std::span<const SliceStats> slices, HostLogits& logits, std::int64_t r) {
+        RowStats& s = logits.stats_of(r);
+        logits.sum_of(r) = 0;
+        s = {.finite = std::all_of(slices.begin(), slices.end(), [](const auto& p) { return p.finite; })};
+        if (!s.finite) return;
+        const auto best = std::max_element(slices.begin(), slices.end(),
+                                           [](const auto& a, const auto& b) { return a.max < b.max; });
+        s.max = best->max;
+        float* zt = logits.zt(r) + (best - slices.begin()) * kHeadSlice;
+        s.argmax = static_cast<std::int32_t>(std::find(zt, logits.zt(r) + logits.vocab(), s.max) -
+                                             logits.zt(r));  // the lowest id on ties
+        double sum = 0, weighted = 0;                        // of e^(z - max), and that times (z - max)
+        for (const SliceStats& p : slices) {
+            const double shift = static_cast<double>(p.max) - s.max;
+            const double scale = std::exp(shift);
+            sum += scale * p.sum;
+            weighted += scale * (p.weighted + shift * p.sum);
         }
-        if (broken != 0) return {.finite = false};
-        RowStats s;
-        s.max = kernels_.max(zt, n);
-        s.argmax = static_cast<std::int32_t>(std::find(zt, zt + n, s.max) - zt);  // the lowest id on ties
-        s.log_sum_exp = s.max + std::log(kernels_.sum_exp(zt, n, s.max));
-        s.entropy = kernels_.entropy(zt, n, s.log_sum_exp);
-        return s;
+        logits.sum_of(r) = static_cast<float>(sum);
+        s.log_sum_exp = static_cast<float>(s.max + std::log(sum));
+        s.entropy = static_cast<float>(std::log(sum) - weighted / sum);
     }
 
     bool bf16_;

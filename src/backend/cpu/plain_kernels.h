@@ -7,6 +7,14 @@
 
 namespace dgemma::backend::cpu {
 
+// What a slice of one row of logits adds to the row's statistics.
+struct SliceStats {
+    float max = 0;
+    float sum = 0;       // of e^(z - max)
+    float weighted = 0;  // of e^(z - max) (z - max)
+    bool finite = true;
+};
+
 struct PlainKernels {
     const char* name;
     int rows;  // of a panel of x
@@ -21,8 +29,8 @@ struct PlainKernels {
 
     // gate[i] = rb(rb(gelu(gate[i])) * up[i])
     void (*gelu_times)(float* gate, const float* up, std::int64_t n, bool bf16);
-    // x[i] = softcap * tanh(x[i] / softcap) / temperature
-    void (*softcap)(float* x, std::int64_t n, float softcap, float temperature);
+    // x[i] = softcap * tanh(x[i] / softcap) / temperature, and the statistics of that while it is at hand.
+    SliceStats (*softcap)(float* x, std::int64_t n, float softcap, float temperature);
     // The sum of x[i]^2 in double, over eight lanes counted from x[0].
     double (*sum_squares)(const float* x, std::int64_t n);
     // out[i] = rb(x[i] * scale * w[i]); w null: without. out may be x.
@@ -39,8 +47,6 @@ struct PlainKernels {
     float (*exp_sum)(float* x, std::int64_t n, float shift);
     // The sum of exp(x[i] - shift), without writing.
     float (*sum_exp)(const float* x, std::int64_t n, float shift);
-    // -sum of exp(l) * l with l = x[i] - log_sum_exp
-    float (*entropy)(const float* x, std::int64_t n, float log_sum_exp);
     // x[i] = rb(x[i] / divisor)
     void (*divide)(float* x, std::int64_t n, float divisor, bool bf16);
 };

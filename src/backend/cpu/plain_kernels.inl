@@ -144,10 +144,6 @@ void gelu_times(float* gate, const float* up, std::int64_t n, bool bf16) {
     if (i < n) store_part(gate + i, one(load_part(gate + i, n - i, 0), load_part(up + i, n - i, 0)), n - i);
 }
 
-void softcap(float* x, std::int64_t n, float cap, float temperature) {
-    map(x, n, [=](Vec v) { return cap * tanh(v / cap) / temperature; });
-}
-
 double sum_squares(const float* x, std::int64_t n) {
     typedef float Eight __attribute__((vector_size(32)));
     typedef double Wide __attribute__((vector_size(64)));
@@ -230,15 +226,37 @@ float sum_exp(const float* x, std::int64_t n, float shift) {
     return sum_of(sum);
 }
 
-float entropy(const float* x, std::int64_t n, float log_sum_exp) {
-    Vec sum{};
+SliceStats softcap(float* x, std::int64_t n, float cap, float temperature) {
+    Vec top = splat(-INFINITY);
+    UintVec broken{};
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        // What fills up the last vector repeats the slice's first value.
+        Vec v = left >= kLanes ? load(x + i) : load_part(x + i, left, x[i]);
+        v = cap * tanh(v / cap) / temperature;
+        broken |= (UintVec)(((UintVec)v & 0x7F800000u) == 0x7F800000u);
+        top = v > top ? v : top;
+        left >= kLanes ? store(x + i, v) : store_part(x + i, v, left);
+    }
+    SliceStats stats;
+    std::uint32_t any = 0;
+    stats.max = top[0];
+    for (int l = 0; l < kLanes; ++l) {
+        any |= broken[l];
+        stats.max = top[l] > stats.max ? top[l] : stats.max;
+    }
+    stats.finite = any == 0;
+    Vec sum{}, weighted{};
     for (std::int64_t i = 0; i < n; i += kLanes) {
         // The fill is finite: its probability is zero, and zero times it is zero.
-        const Vec l =
-            (i + kLanes <= n ? load(x + i) : load_part(x + i, n - i, log_sum_exp - 1000.0f)) - log_sum_exp;
-        sum -= exp(l) * l;
+        const Vec v = i + kLanes <= n ? load(x + i) : load_part(x + i, n - i, stats.max - 1000.0f);
+        const Vec e = exp(v - stats.max);
+        sum += e;
+        weighted += e * (v - stats.max);
     }
-    return sum_of(sum);
+    stats.sum = sum_of(sum);
+    stats.weighted = sum_of(weighted);
+    return stats;
 }
 
 void divide(float* x, std::int64_t n, float divisor, bool bf16) {
@@ -253,7 +271,6 @@ void divide(float* x, std::int64_t n, float divisor, bool bf16) {
 
 const PlainKernels DGEMMA_TABLE = {
     DGEMMA_ISA, kPanel, kVectors* kLanes, burn,  tile, gelu_times, softcap, sum_squares,
-    scale,      add,    add_scaled,       round, max,  exp_sum,    sum_exp, entropy,
-    divide};
+    scale,      add,    add_scaled,       round, max,  exp_sum,    sum_exp, divide};
 
 }  // namespace dgemma::backend::cpu

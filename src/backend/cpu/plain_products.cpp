@@ -101,36 +101,48 @@ void Products::note_work(Operand operand, std::int64_t rows, std::int64_t outs, 
         static_cast<double>(rows) * static_cast<double>(outs) * static_cast<double>(ins);
 }
 
+void Products::note_work(const Product& p) {
+    note_work(p.x->operand(), p.x->first_row(p.x->panels()), rows_of(*p.weight), cols_of(*p.weight));
+}
+
 void Products::run(std::span<const Product> products, bool bf16) {
-    const auto width_of = [&](const Product& p) {
-        return p.x->operand() == Operand::f32 ? std::int64_t{kernels_.plain->cols} : kTileRows;
-    };
     std::vector<std::int64_t> first_item(products.size() + 1);
     for (std::size_t i = 0; i < products.size(); ++i) {
         const Product& p = products[i];
-        note_work(p.x->operand(), p.x->first_row(p.x->panels()), rows_of(*p.weight), cols_of(*p.weight));
-        first_item[i + 1] = first_item[i] + (rows_of(*products[i].weight) + width_of(products[i]) - 1) /
-                                                width_of(products[i]);
+        note_work(p);
+        first_item[i + 1] = first_item[i] + (rows_of(*p.weight) + tile_width(p) - 1) / tile_width(p);
     }
     pool_.parallel_for(first_item.back(), 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t item = begin; item < end; ++item) {
             const auto after = std::upper_bound(first_item.begin(), first_item.end(), item);
             const auto i = static_cast<std::size_t>(after - first_item.begin() - 1);
-            const std::int64_t column = (item - first_item[i]) * width_of(products[i]);
+            const std::int64_t column = (item - first_item[i]) * tile_width(products[i]);
             if (products[i].x->operand() == Operand::f32) {
-                tile_f32(products[i], column, bf16);
+                tile_f32(products[i], column, column, bf16);
             } else {
-                tile_dots(products[i], column);
+                tile_dots(products[i], column, column);
             }
         }
     });
 }
 
-// Columns [column, column + cols of the kernel) of a product: the weight's rows, expanded to f32 [ins][cols].
-void Products::tile_f32(const Product& p, std::int64_t column, bool bf16) {
+void Products::columns(const Product& p, std::int64_t begin, std::int64_t end, bool bf16) {
+    for (std::int64_t column = begin; column < end; column += tile_width(p)) {
+        if (p.x->operand() == Operand::f32) {
+            tile_f32(p, column, column - begin, bf16);
+        } else {
+            tile_dots(p, column, column - begin);
+        }
+    }
+}
+
+// Outputs [column, column + cols of the kernel) of a product, written from p.out + at: the weight's rows,
+// expanded to f32 [ins][cols].
+void Products::tile_f32(const Product& p, std::int64_t column, std::int64_t at, bool bf16) {
     const std::int64_t width = kernels_.plain->cols;
     const std::int64_t outs = rows_of(*p.weight), ins = cols_of(*p.weight);
     const std::int64_t valid = std::min(width, outs - column);
+    const std::int64_t stride = p.stride != 0 ? p.stride : outs;
     float* row = thread_scratch(0, ins);
     float* tile = thread_scratch(1, ins * width);
     for (std::int64_t j = 0; j < width; ++j) {
@@ -148,16 +160,17 @@ void Products::tile_f32(const Product& p, std::int64_t column, bool bf16) {
         const std::int64_t first = p.x->first_row(panel);
         const std::int64_t rows = p.x->first_row(panel + 1) - first;
         for (std::int64_t i = 0; i < rows; ++i)
-            std::copy_n(c + i * width, valid, p.out + (first + i) * outs + column);
+            std::copy_n(c + i * width, valid, p.out + (first + i) * stride + at);
     }
 }
 
-// The same through dot products: columns [column, column + 32).
-void Products::tile_dots(const Product& p, std::int64_t column) {
+// The same through dot products: outputs [column, column + 32).
+void Products::tile_dots(const Product& p, std::int64_t column, std::int64_t at) {
     const WeightView& w = *p.weight;
     const DotKernels& dots = *kernels_.dots;
     const std::int64_t outs = rows_of(w), ins = cols_of(w);
     const std::int64_t valid = std::min(kTileRows, outs - column);
+    const std::int64_t stride = p.stride != 0 ? p.stride : outs;
     TileView tile;
     if (w.layout == Layout::tiles) {
         tile = tile_of(w, p.matrix, column);
@@ -176,9 +189,9 @@ void Products::tile_dots(const Product& p, std::int64_t column) {
     for (std::int64_t panel = 0; panel < p.x->panels(); ++panel) {
         const std::int64_t first = p.x->first_row(panel);
         const auto rows = static_cast<int>(p.x->first_row(panel + 1) - first);
-        float* out = p.out + first * outs + column;
+        float* out = p.out + first * stride + at;
         float* to = valid == kTileRows ? out : c;
-        const std::int64_t ld = valid == kTileRows ? outs : kTileRows;
+        const std::int64_t ld = valid == kTileRows ? stride : kTileRows;
         if (w.encoding == Encoding::plain) {
             dots.bf16(rows, ins / 2, p.x->pairs(panel), reinterpret_cast<const std::uint32_t*>(tile.codes),
                       to, ld, false);
@@ -188,7 +201,7 @@ void Products::tile_dots(const Product& p, std::int64_t column) {
                     tile.scales, tile.biases, to, ld);
         }
         if (to == c) {
-            for (std::int64_t i = 0; i < rows; ++i) std::copy_n(c + i * kTileRows, valid, out + i * outs);
+            for (std::int64_t i = 0; i < rows; ++i) std::copy_n(c + i * kTileRows, valid, out + i * stride);
         }
     }
 }

@@ -73,7 +73,8 @@ struct Product {
     const Panels* x = nullptr;
     const WeightView* weight = nullptr;
     std::int64_t matrix = 0;  // expert of a bank
-    float* out = nullptr;
+    float* out = nullptr;     // of the first row, at the weight's first output
+    std::int64_t stride = 0;  // from one row of out to the next; 0: outs
 };
 
 class Products {
@@ -91,6 +92,15 @@ class Products {
     // All products in one loop over the threads; results rounded to bf16 if `bf16`.
     void run(std::span<const Product> products, bool bf16);
 
+    // Outputs a tile has; a range that `columns` computes begins at a multiple of it.
+    [[nodiscard]] std::int64_t tile_width(const Product& p) const {
+        return p.x->operand() == Operand::f32 ? std::int64_t{kernels_.plain->cols} : kTileRows;
+    }
+    // Outputs [begin, end) of one product, on this thread; `begin` of them is p.out's first. The caller tells
+    // of the whole product by note_work.
+    void columns(const Product& p, std::int64_t begin, std::int64_t end, bool bf16);
+    void note_work(const Product& p);
+
     // out [rows, cols] (+)= p T, T the rows [first, first + count) of table [*, cols]. p: f32 or bf16 panels,
     // `count` even in the latter case.
     void times_rows(const Panels& p, std::int64_t count, const WeightView& table, std::int64_t first,
@@ -101,8 +111,8 @@ class Products {
 
   private:
     void note_work(Operand operand, std::int64_t rows, std::int64_t outs, std::int64_t ins);
-    void tile_f32(const Product& p, std::int64_t column, bool bf16);
-    void tile_dots(const Product& p, std::int64_t column);
+    void tile_f32(const Product& p, std::int64_t column, std::int64_t at, bool bf16);
+    void tile_dots(const Product& p, std::int64_t column, std::int64_t at);
 
     KernelTables kernels_;
     ThreadPool& pool_;
