@@ -65,7 +65,7 @@ struct KvPages {
     std::span<void* const> keys;
     std::span<void* const> values;
     std::int64_t capacity = 0;  // slots; a multiple of page_tokens
-    Dtype type = Dtype::f32;    // f32 or bf16
+    Dtype type = Dtype::f32;    // f32, bf16 or f16
 };
 inline constexpr std::int64_t page_tokens = 64;
 

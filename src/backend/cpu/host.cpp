@@ -102,6 +102,9 @@ void HostBackend::store_kv(const Mat& k, const Mat& v, std::span<const Attention
                     if (s.cache.type == Dtype::bf16) {
                         auto* out = static_cast<std::uint16_t*>(to) + at;
                         for (std::int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_bf16(source[d]);
+                    } else if (s.cache.type == Dtype::f16) {
+                        auto* out = static_cast<std::uint16_t*>(to) + at;
+                        for (std::int64_t d = 0; d < head_dim; ++d) out[d] = f32_to_f16(source[d]);
                     } else {
                         std::copy_n(source, head_dim, static_cast<float*>(to) + at);
                     }

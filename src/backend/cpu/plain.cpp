@@ -11,6 +11,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/instruction_sets.h"
+#include "backend/cpu/plain_attention.h"
 #include "backend/cpu/plain_experts.h"
 #include "backend/cpu/plain_kernels.h"
 #include "backend/cpu/plain_products.h"
@@ -167,13 +168,15 @@ class PlainBackend final : public HostBackend {
     }
 
     void attention(const AttentionArgs& args) override {
+        const Arithmetic kind =
+            attends_in_bf16(args, products_.kernels()) ? Arithmetic::bf16 : Arithmetic::f32;
         for (std::int64_t r = 0; r < args.q.rows; ++r) {
             const double keys =
                 args.key_end[static_cast<std::size_t>(r)] - args.key_begin[static_cast<std::size_t>(r)];
-            facts_.multiply_adds[static_cast<std::size_t>(Arithmetic::f32)] +=
+            facts_.multiply_adds[static_cast<std::size_t>(kind)] +=
                 2.0 * keys * static_cast<double>(args.q.cols);
         }
-        plain_attention(args, kernels_, pool_, bf16_);
+        plain_attention(args, products_.kernels(), pool_, bf16_);
     }
 
     void route(const Mat& h, const RouterWeights& w, const Routing& out) override {

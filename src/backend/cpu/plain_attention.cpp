@@ -1,37 +1,15 @@
-// Attention of the plain backend: for a block of queries that share a kv head, all scores, their softmax, and
-// the weighted values. Keys are walked in blocks aligned to their absolute position (the canvas's own to its
-// start), so that a query meets its keys in the same order and lanes wherever a prefill was cut.
+#include "backend/cpu/plain_attention.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/plain_products.h"
 #include "backend/cpu/rows.h"
 
 namespace dgemma::backend::cpu {
 
-namespace {
-
-// The keys and values of one kv head at page_tokens consecutive positions.
-struct KeyBlock {
-    std::int64_t position = 0;        // of slot 0
-    std::int64_t begin = 0, end = 0;  // slots that some query sees; the others may never have been written
-    const void* keys = nullptr;       // of slot 0
-    const void* values = nullptr;
-    Dtype type = Dtype::f32;
-    std::int64_t stride = 0;  // elements from one slot to the next
-};
-
-// Queries [first, first + count) of one segment and the query heads of one kv head.
-struct QueryBlock {
-    const AttentionSegment* segment = nullptr;
-    std::int64_t kv_head = 0;
-    std::int64_t first = 0, count = 0;
-};
-
-// All keys that some query of the block sees, ascending.
-std::vector<KeyBlock> blocks_of(const AttentionArgs& a, const QueryBlock& q) {
+std::vector<KeyBlock> blocks_of(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& own) {
     const AttentionSegment& s = *q.segment;
     std::int64_t begin = std::numeric_limits<std::int64_t>::max();
     std::int64_t end = 0;
@@ -48,16 +26,45 @@ std::vector<KeyBlock> blocks_of(const AttentionArgs& a, const QueryBlock& q) {
         const std::size_t offset =
             static_cast<std::size_t>(q.kv_head * page_tokens * d) * size_of(s.cache.type);
         blocks.push_back({p, std::max<std::int64_t>(begin - p, 0), std::min(cached_end - p, page_tokens),
-                          static_cast<const std::byte*>(s.cache.keys[page]) + offset,
+                          page_tokens, static_cast<const std::byte*>(s.cache.keys[page]) + offset,
                           static_cast<const std::byte*>(s.cache.values[page]) + offset, s.cache.type, d});
     }
     for (std::int64_t p = s.canvas_position; s.canvas_position >= 0 && p < end; p += page_tokens) {
-        const std::int64_t own = s.first_row + p - s.canvas_position;
-        const auto at = [&](const Mat& m) { return row(m, own) + q.kv_head * d; };
-        blocks.push_back({p, 0, std::min(end - p, page_tokens), at(a.k), at(a.v), Dtype::f32, a.k.cols});
+        const std::int64_t first = (s.first_row + p - s.canvas_position) * a.k.cols + q.kv_head * d;
+        const auto at = [&](const void* rows) {
+            return static_cast<const std::byte*>(rows) + static_cast<std::size_t>(first) * size_of(own.type);
+        };
+        blocks.push_back({p, 0, std::min(end - p, page_tokens),
+                          std::min(s.canvas_position + s.rows - p, page_tokens), at(own.keys), at(own.values),
+                          own.type, a.k.cols});
     }
     return blocks;
 }
+
+void weigh(const AttentionArgs& a, const QueryBlock& q, const std::vector<KeyBlock>& blocks,
+           const PlainKernels& kernels, bool bf16, float* scores) {
+    const std::int64_t group = a.heads / a.kv_heads;
+    const std::int64_t columns = static_cast<std::int64_t>(blocks.size()) * page_tokens;
+    constexpr float unseen = -std::numeric_limits<float>::infinity();
+    for (std::int64_t i = 0; i < q.count * group; ++i) {
+        const auto r = static_cast<std::size_t>(q.first + i / group);
+        float* s = scores + i * columns;
+        if (bf16) kernels.round(s, columns);
+        for (std::size_t n = 0; n < blocks.size(); ++n) {
+            const std::int64_t from =
+                std::clamp<std::int64_t>(a.key_begin[r] - blocks[n].position, 0, page_tokens);
+            const std::int64_t to = std::clamp<std::int64_t>(
+                std::min<std::int64_t>(a.key_end[r] - blocks[n].position, blocks[n].end), 0, page_tokens);
+            float* block = s + static_cast<std::int64_t>(n) * page_tokens;
+            std::fill(block, block + std::min(from, page_tokens), unseen);
+            std::fill(block + std::max(from, to), block + page_tokens, unseen);
+        }
+        const float sum = kernels.exp_sum(s, columns, kernels.max(s, columns));
+        kernels.divide(s, columns, sum, bf16);
+    }
+}
+
+namespace {
 
 // The used slots of a block as f32, [slot][d].
 void load_slots(const KeyBlock& b, const void* from, std::int64_t d, float* to) {
@@ -65,18 +72,22 @@ void load_slots(const KeyBlock& b, const void* from, std::int64_t d, float* to) 
         if (b.type == Dtype::bf16) {
             const auto* source = static_cast<const std::uint16_t*>(from) + i * b.stride;
             for (std::int64_t c = 0; c < d; ++c) to[i * d + c] = bf16_to_f32(source[c]);
+        } else if (b.type == Dtype::f16) {
+            const auto* source = static_cast<const std::uint16_t*>(from) + i * b.stride;
+            for (std::int64_t c = 0; c < d; ++c) to[i * d + c] = f16_to_f32(source[c]);
         } else {
             std::copy_n(static_cast<const float*>(from) + i * b.stride, d, to + i * d);
         }
     }
 }
 
-void attend(const AttentionArgs& a, const QueryBlock& q, const PlainKernels& kernels, bool bf16) {
+void attend_in_f32(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& own,
+                   const PlainKernels& kernels, bool bf16) {
     const std::int64_t d = a.head_dim;
     const std::int64_t group = a.heads / a.kv_heads;
     const std::int64_t m =
         q.count * group;  // query i: row first + i / group, head kv_head * group + i % group
-    const std::vector<KeyBlock> blocks = blocks_of(a, q);
+    const std::vector<KeyBlock> blocks = blocks_of(a, q, own);
     const std::int64_t columns = static_cast<std::int64_t>(blocks.size()) * page_tokens;
     const std::int64_t height = kernels.rows;
     const std::int64_t width = kernels.cols;
@@ -118,23 +129,7 @@ void attend(const AttentionArgs& a, const QueryBlock& q, const PlainKernels& ker
         }
     }
 
-    for (std::int64_t i = 0; i < m; ++i) {
-        const auto r = static_cast<std::size_t>(q.first + i / group);
-        float* s = scores + i * columns;
-        if (bf16) kernels.round(s, columns);
-        for (std::size_t n = 0; n < blocks.size(); ++n) {
-            const std::int64_t from =
-                std::clamp<std::int64_t>(a.key_begin[r] - blocks[n].position, 0, page_tokens);
-            const std::int64_t to = std::clamp<std::int64_t>(
-                std::min<std::int64_t>(a.key_end[r] - blocks[n].position, blocks[n].end), 0, page_tokens);
-            float* block = s + static_cast<std::int64_t>(n) * page_tokens;
-            std::fill(block, block + std::min(from, page_tokens), -std::numeric_limits<float>::infinity());
-            std::fill(block + std::max(from, to), block + page_tokens,
-                      -std::numeric_limits<float>::infinity());
-        }
-        const float sum = kernels.exp_sum(s, columns, kernels.max(s, columns));
-        kernels.divide(s, columns, sum, bf16);
-    }
+    weigh(a, q, blocks, kernels, bf16, scores);
 
     std::fill_n(sums, padded * d_padded, 0.0f);
     for (std::size_t n = 0; n < blocks.size(); ++n) {
@@ -170,20 +165,49 @@ void attend(const AttentionArgs& a, const QueryBlock& q, const PlainKernels& ker
 
 }  // namespace
 
-void plain_attention(const AttentionArgs& args, const PlainKernels& kernels, ThreadPool& pool, bool bf16) {
+bool attends_in_bf16(const AttentionArgs& args, const KernelTables& kernels) {
+    if (kernels.dots == nullptr || kernels.dots->bf16 == nullptr || args.head_dim % kTileRows != 0)
+        return false;
+    return std::all_of(args.segments.begin(), args.segments.end(),
+                       [](const AttentionSegment& s) { return s.cache.type == Dtype::bf16; });
+}
+
+void plain_attention(const AttentionArgs& args, const KernelTables& kernels, ThreadPool& pool, bool bf16) {
     const std::int64_t group = args.heads / args.kv_heads;
     const std::int64_t rows =
         std::max<std::int64_t>(1, 48 / group);  // queries of a block: enough to amortise its keys
     std::vector<QueryBlock> work;
+    bool canvas = false;
     for (const AttentionSegment& s : args.segments) {
+        canvas = canvas || s.canvas_position >= 0;
         for (std::int64_t r = 0; r < s.rows; r += rows) {
             for (int h = 0; h < args.kv_heads; ++h)
                 work.push_back({&s, h, s.first_row + r, std::min(rows, s.rows - r)});
         }
     }
+    const bool dots = attends_in_bf16(args, kernels);
+    OwnKeys own{args.k.data, args.v.data, Dtype::f32};
+    std::vector<std::uint16_t> rounded;
+    if (dots && canvas) {
+        const std::int64_t n = args.k.rows * args.k.cols;
+        rounded.resize(static_cast<std::size_t>(2 * n));
+        pool.parallel_for(args.k.rows, 16, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin * args.k.cols; i < end * args.k.cols; ++i) {
+                rounded[static_cast<std::size_t>(i)] = f32_to_bf16(f32(args.k)[i]);
+                rounded[static_cast<std::size_t>(n + i)] = f32_to_bf16(f32(args.v)[i]);
+            }
+        });
+        own = {rounded.data(), rounded.data() + n, Dtype::bf16};
+    }
     pool.parallel_for(static_cast<std::int64_t>(work.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i)
-            attend(args, work[static_cast<std::size_t>(i)], kernels, bf16);
+        for (std::int64_t i = begin; i < end; ++i) {
+            const QueryBlock& queries = work[static_cast<std::size_t>(i)];
+            if (dots) {
+                attend_in_bf16(args, queries, own, kernels);
+            } else {
+                attend_in_f32(args, queries, own, *kernels.plain, bf16);
+            }
+        }
     });
 }
 

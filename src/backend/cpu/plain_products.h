@@ -119,8 +119,6 @@ class Products {
     std::array<double, kArithmetics> work_{};
 };
 
-void plain_attention(const AttentionArgs& args, const PlainKernels& kernels, ThreadPool& pool, bool bf16);
-
 // Rotates every head of a row; the angles of a position are computed once for all heads.
 void rotate_row(float* x, std::int64_t cols, std::int64_t head_dim, const float* frequencies,
                 std::int32_t position, bool bf16);

@@ -269,9 +269,10 @@ class ReferenceBackend final : public HostBackend {
         const std::int64_t at = (kv_head * page_tokens + slot % page_tokens) * d;
         const void* page = pages[static_cast<std::size_t>(slot / page_tokens)];
         for (std::int64_t i = 0; i < d; ++i) {
-            out[i] = s.cache.type == Dtype::bf16
-                         ? bf16_to_f32(static_cast<const std::uint16_t*>(page)[at + i])
-                         : static_cast<const float*>(page)[at + i];
+            const auto half = [&] { return static_cast<const std::uint16_t*>(page)[at + i]; };
+            out[i] = s.cache.type == Dtype::bf16  ? bf16_to_f32(half())
+                     : s.cache.type == Dtype::f16 ? f16_to_f32(half())
+                                                  : static_cast<const float*>(page)[at + i];
         }
     }
 
