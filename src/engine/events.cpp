@@ -2,6 +2,32 @@
 
 namespace dgemma::engine {
 
+std::string_view name_of(ErrorKind kind) {
+    switch (kind) {
+        case ErrorKind::usage:
+            return "usage";
+        case ErrorKind::not_found:
+            return "not_found";
+        case ErrorKind::invalid:
+            return "invalid";
+        case ErrorKind::unsupported:
+            return "unsupported";
+        case ErrorKind::context_length:
+            return "context_length";
+        case ErrorKind::cancelled:
+            return "cancelled";
+        case ErrorKind::non_finite:
+            return "non_finite";
+        case ErrorKind::io:
+            return "io";
+        case ErrorKind::memory:
+            return "memory";
+        case ErrorKind::overloaded:
+            return "overloaded";
+    }
+    return "?";
+}
+
 std::string_view name_of(FinishReason reason) {
     switch (reason) {
         case FinishReason::stop:

@@ -8,7 +8,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/result.h"
+
 namespace dgemma::engine {
+
+std::string_view name_of(ErrorKind kind);  // "usage", "context_length", ...
 
 enum class FinishReason : std::uint8_t { stop, length, stop_string, cancelled, deadline };
 std::string_view name_of(FinishReason reason);  // as written above

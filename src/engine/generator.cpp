@@ -42,7 +42,7 @@ Result<EndEvent> Generator::generate(const Request& request, Sink& sink) {
     Session& session = state_->session;
     session.clear();
     Reply reply(model, state_->pool, session, request, std::move(setup), sink);
-    reply.begin();
+    reply.begin(session.begin(request.prompt), Reuse::none);
     while (!reply.poll()) {
         if (reply.phase() == Reply::Phase::encode) {
             const auto start = std::chrono::steady_clock::now();

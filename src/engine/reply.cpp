@@ -103,19 +103,17 @@ Reply::Reply(model::Model& model, LogitsPool& pool, Session& session, const Requ
     }
 }
 
-Kept Reply::begin(Reuse reuse) {
-    const std::span<const std::int32_t> prompt = request_.prompt;
-    Kept kept = session_.begin(prompt);
-    stats_.prompt_tokens = static_cast<int>(prompt.size());
+void Reply::begin(const Kept& kept, Reuse reuse, std::string_view approximation) {
+    stats_.prompt_tokens = static_cast<int>(request_.prompt.size());
     stats_.reused_tokens = static_cast<int>(kept.reused);
-    stats_.reuse = kept.reused > 0 ? reuse : Reuse::none;
+    stats_.reuse = reuse;
+    if (!approximation.empty()) stats_.approximations.emplace_back(approximation);
     sink_.on_prefill(
         {.done = stats_.reused_tokens, .total = stats_.prompt_tokens, .reused = stats_.reused_tokens});
     if (session_.pending().empty()) {
         prompt_encoded_ = true;
         phase_ = Phase::denoise;
     }
-    return kept;
 }
 
 bool Reply::poll() {

@@ -3,7 +3,7 @@
 // reply alone, a Scheduler many together.
 //
 //     Reply reply(model, logits, session, request, setup, sink);
-//     reply.begin();
+//     reply.begin(session.begin(request.prompt), ...);
 //     while (reply.phase() != Reply::Phase::ended) {
 //         if (reply.poll()) break;  // cancelled
 //         phase encode:   piece = session.next_piece(...); model.encode(piece); reply.encoded(ms);
@@ -50,8 +50,9 @@ class Reply {
     Reply(const Reply&) = delete;
     Reply& operator=(const Reply&) = delete;
 
-    // Puts the prompt into the session. reuse: how what it finds there is called.
-    Kept begin(Reuse reuse = Reuse::prefix);
+    // After session.begin(prompt), with what that kept, how that is called, and the name of an approximation
+    // that it is (empty: none).
+    void begin(const Kept& kept, Reuse reuse, std::string_view approximation = {});
 
     [[nodiscard]] Phase phase() const { return phase_; }
     // Ends the reply if it is cancelled or late. -> whether it has ended.

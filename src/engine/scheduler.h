@@ -37,12 +37,14 @@ struct SchedulerOptions {
     // Keys and values of all conversations, idle ones included, plus logits of the running requests.
     // 0: a quarter of this machine's memory, and at least what one request of the longest context needs.
     std::uint64_t memory_bytes = 0;
+    int max_conversations = 64;  // that are held at most, however little memory they take
     // How far back a conversation can be rewound once it is longer than the sliding window, in tokens; what
     // the window lost further back must be encoded anew. Costs that many tokens of the sliding layers' keys
     // and values in each conversation that is long enough.
     int rewind_tokens = 1024;
     std::filesystem::path record;  // every operation and event goes there as JSON lines; empty: nowhere
     std::string model_name;        // of the record's first line: what `dgemma replay` loads without --model
+    std::string version;           // of the program, for the same line
     // One sentence for each conversation that is evicted and each prompt that must be encoded anew although
     // a conversation shares it, with the reason. Called on the owner thread; must not block.
     std::function<void(std::string_view)> log;
