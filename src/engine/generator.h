@@ -36,9 +36,12 @@ struct LoadOptions {
     backend::Precision precision = backend::Precision::f32;
     std::string cpu_isa;      // of BackendKind::plain, one of cpu_isas(); empty: the best
     int threads = 0;          // 0: physical cores
+    std::string where;        // of BackendKind::plain: as choose_device takes it; empty: cpu
     int device = 0;           // of BackendKind::cuda
+    std::uint64_t vram = 0;   // of a GPU: most bytes of its memory to use; 0: all that are free
     int context = 0;          // longest context; 0: the checkpoint's max_position_embeddings
-    int prefill_chunk = 512;  // tokens of one encoder call
+    int prefill_chunk = 512;  // tokens of one encoder call; at least 2048 on a GPU
+    int layers = 0;           // the first so many layers alone, then the last norm and the head; 0: all
 };
 
 // The instruction sets that the plain backend has kernels for and this machine runs, weakest first.

@@ -1,12 +1,17 @@
 #include "engine/loaded_model.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "base/thread_pool.h"
+#include "base/weight_bytes.h"
+#include "engine/device.h"
 #include "model/weights.h"
 
 namespace dgemma::engine {
@@ -16,7 +21,8 @@ namespace {
 Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& options) {
     switch (options.backend) {
         case BackendKind::cuda:
-            return backend::make_cuda_backend(options.precision, {.device = options.device});
+            return backend::make_cuda_backend(options.precision,
+                                              {.device = options.device, .most_bytes = options.vram});
         case BackendKind::reference:
             return backend::make_reference_backend(options.precision);
         case BackendKind::plain:
@@ -36,10 +42,56 @@ Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& option
 
 }  // namespace
 
+namespace {
+
+// What a GPU needs for the weights at least. 4- and 8-bit weights of the experts and the dense MLP stay as
+// they are, others become bf16.
+std::uint64_t gpu_weight_bytes(const files::Checkpoint& checkpoint) {
+    std::uint64_t bytes = 0;
+    for (const std::string& name : checkpoint.names()) {
+        if (name.find("vision") != std::string::npos) continue;
+        const std::optional<WeightView> view = checkpoint.weight(name);
+        const auto grid = weight_grid(view->shape, view->encoding, view->layout, view->type);
+        if (!grid) continue;
+        const bool branch =
+            name.find(".experts.") != std::string::npos || name.find(".mlp.") != std::string::npos;
+        bytes += view->encoding == Encoding::plain || branch
+                     ? grid->total().total()
+                     : 2 * static_cast<std::uint64_t>(view->elements());
+    }
+    return bytes;
+}
+
+// Before anything is allocated. Errors: io, with the numbers.
+Status check_gpu_memory(const files::Checkpoint& checkpoint, const LoadOptions& options) {
+    DGEMMA_TRY(const std::vector<Gpu> gpus, list_gpus());
+    const auto gpu =
+        std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& g) { return g.index == options.device; });
+    if (gpu == gpus.end()) return {};
+    const std::uint64_t room = options.vram > 0 ? std::min(options.vram, gpu->free_bytes) : gpu->free_bytes;
+    const std::uint64_t needed = gpu_weight_bytes(checkpoint);
+    if (needed <= room) return {};
+    const auto mebibytes = [](std::uint64_t bytes) { return (bytes + (1u << 20) - 1) >> 20; };
+    return Error{
+        ErrorKind::io,
+        fmt::format("the weights take {} MiB of GPU memory and there are {} ({} free on {}{}): use a "
+                    "smaller weight format (dgemma quantize), another GPU, or --device cpu",
+                    mebibytes(needed), mebibytes(room), mebibytes(gpu->free_bytes), gpu->name,
+                    options.vram > 0 ? fmt::format(", --vram {}", mebibytes(options.vram)) : "")};
+}
+
+}  // namespace
+
 std::vector<std::string_view> cpu_isas() { return backend::available_isas(); }
 
 Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
-                                                const LoadOptions& options) {
+                                                const LoadOptions& asked) {
+    LoadOptions options = asked;
+    if (options.backend == BackendKind::plain && !options.where.empty()) {
+        DGEMMA_TRY(const Device device, choose_device(options.where));
+        options.backend = device.backend;
+        options.device = device.index;
+    }
     if (options.threads < 0 || options.context < 0 || options.prefill_chunk < 1) {
         return Error{ErrorKind::usage,
                      "threads and context cannot be negative, and a prefill chunk has at least one token"};
@@ -67,12 +119,19 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
                             id, loaded->config.text.vocab_size)};
         }
     }
+    auto& layers = loaded->config.text.layers;
+    loaded->all_layers = static_cast<int>(layers.size());
+    if (options.layers > 0 && static_cast<std::size_t>(options.layers) < layers.size())
+        layers.resize(static_cast<std::size_t>(options.layers));
     loaded->context = options.context > 0 ? options.context : loaded->config.text.max_positions;
+    const bool on_gpu = options.backend == BackendKind::cuda;
+    if (on_gpu) DGEMMA_CHECK(check_gpu_memory(checkpoint, options));
     DGEMMA_TRY(loaded->backend, make_backend(options));
     DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
-    loaded->prefill_chunk = options.prefill_chunk;
-    loaded->kv_type = options.precision == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
+    loaded->prefill_chunk = on_gpu ? std::max(options.prefill_chunk, 2048) : options.prefill_chunk;
+    // The GPU computes in bf16 where it is not told f32; the CPU's mixed precision keeps keys in f32.
+    loaded->kv_type = loaded->backend->precision() == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
     return loaded;
 }
 

@@ -18,6 +18,7 @@ struct LoadedModel {
     model::Config config;
     model::GenerationConfig generation;
     int context = 0;
+    int all_layers = 0;  // of the checkpoint; config has those that are loaded
     std::unique_ptr<backend::Backend> backend;
     std::optional<model::Model> model;
     std::int64_t prefill_chunk = 0;  // tokens of one encode call

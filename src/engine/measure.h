@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -17,6 +18,7 @@ namespace dgemma::engine {
 struct MeasureOptions {
     int prompt_tokens = 512;
     int steps = 5;          // at least 2: the first has no self-conditioning and is not counted
+    int batch = 1;          // canvases in a pass, each with a context of its own
     int canvas_length = 0;  // 0: the checkpoint's
     std::uint64_t seed = 0;
     float soft_cutoff = std::numeric_limits<float>::infinity();  // as Request's
@@ -44,8 +46,13 @@ struct Measurement {
     std::int64_t peak_rss_bytes = 0;
 };
 
-// Prefills random ids and denoises one canvas with the early stop off. Errors: those of loading and running.
+// Prefills random ids and denoises a canvas for each with the early stop off. Errors: those of loading and
+// running.
 Result<Measurement> measure(const files::Checkpoint& checkpoint, const LoadOptions& load,
                             const MeasureOptions& options);
+
+// The same of random weights in a GPU's memory (synthetic_model.h).
+Result<Measurement> measure_synthetic(std::string_view preset, int layers, std::string_view profile,
+                                      const LoadOptions& load, const MeasureOptions& options);
 
 }  // namespace dgemma::engine

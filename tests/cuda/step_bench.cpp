@@ -14,6 +14,7 @@
 #include <fmt/core.h>
 
 #include "backend/cuda/cuda.h"
+#include "engine/synthetic_model.h"
 #include "model/forward.h"
 
 namespace {
@@ -37,40 +38,6 @@ void must(const Status& status) {
     }
 }
 
-// The numbers of contract/model.md 1.2.
-model::Config full_size(int layers) {
-    model::Config c;
-    c.text.vocab_size = 262144;
-    c.text.hidden_size = 2816;
-    c.text.intermediate_size = c.text.self_conditioning_size = 2112;
-    c.text.heads = 16;
-    c.text.sliding_window = 1024;
-    c.text.experts = 128;
-    c.text.top_k = 8;
-    c.text.expert_size = 704;
-    c.text.max_positions = 262144;
-    c.text.rms_eps = 1e-6f;
-    c.text.final_softcap = 30;
-    for (int l = 0; l < layers; ++l) {
-        c.text.layers.push_back(l % 6 == 5
-                                    ? model::LayerConfig{model::LayerKind::full, 512, 2, 1e6f, 64}
-                                    : model::LayerConfig{model::LayerKind::sliding, 256, 8, 1e4f, 128});
-    }
-    c.canvas_length = 256;
-    return c;
-}
-
-// How the experts and the dense MLP are stored.
-struct Format {
-    Encoding experts = Encoding::plain, dense = Encoding::plain;
-};
-Format format_named(const std::string& name) {
-    if (name == "q8") return {Encoding::affine8, Encoding::affine8};
-    if (name == "q4") return {Encoding::affine4, Encoding::affine8};
-    if (name == "fp8") return {Encoding::fp8_row, Encoding::fp8_row};
-    if (name == "nvfp4") return {Encoding::nvfp4, Encoding::fp8_row};
-    return {};
-}
 double bytes_of_weight(Encoding encoding) {
     switch (encoding) {
         case Encoding::plain:
@@ -86,76 +53,9 @@ double bytes_of_weight(Encoding encoding) {
     return 0;
 }
 
-class WeightMaker {
-  public:
-    explicit WeightMaker(backend::Backend& backend) : backend_(backend) {}
-    model::WeightPtr branch(const Shape& shape, Encoding encoding) {
-        if (encoding == Encoding::plain) return matrix(shape);
-        return must(backend::make_random_cuda_branch(
-            backend_, shape, encoding, 1.0f / std::sqrt(static_cast<float>(shape.back())), ++seed_));
-    }
-    model::WeightPtr matrix(const Shape& shape) {
-        return make(shape, 1.0f / std::sqrt(static_cast<float>(shape.back())), 0);
-    }
-    model::WeightPtr norm(std::int64_t n) { return make({n}, 0.1f, 1); }
-    model::WeightPtr make(const Shape& shape, float scale, float mean) {
-        return must(backend::make_random_cuda_weight(backend_, shape, Dtype::bf16, scale, mean, ++seed_));
-    }
-
-  private:
-    backend::Backend& backend_;
-    std::uint64_t seed_ = 0;
-};
-
-model::Weights make_weights(const model::Config& config, backend::Backend& backend, const Format& format) {
-    const model::TextConfig& t = config.text;
-    const std::int64_t h = t.hidden_size, i = t.intermediate_size, e = t.experts, f = t.expert_size;
-    WeightMaker make(backend);
-    model::Weights w;
-    w.embedding = make.matrix({t.vocab_size, h});
-    w.final_norm = make.norm(h);
-    w.sc_pre_norm = make.norm(h);
-    w.sc_gate = make.matrix({i, h});
-    w.sc_up = make.matrix({i, h});
-    w.sc_down = make.make({h, i}, 0.25f / std::sqrt(static_cast<float>(i)), 0);
-    w.embedding_scale = round_bf16(std::sqrt(static_cast<float>(h)));
-    for (const model::LayerConfig& layer : t.layers) {
-        model::LayerWeights& to = w.layers.emplace_back();
-        const std::int64_t q = static_cast<std::int64_t>(t.heads) * layer.head_dim;
-        const std::int64_t kv = static_cast<std::int64_t>(layer.kv_heads) * layer.head_dim;
-        for (model::WeightPtr* norm :
-             {&to.input_norm, &to.dense_pre_norm, &to.dense_post_norm, &to.experts_pre_norm,
-              &to.experts_post_norm, &to.post_norm, &to.router_scale})
-            *norm = make.norm(h);
-        to.q_proj = make.matrix({q, h});
-        to.k_proj = make.matrix({kv, h});
-        if (layer.kind == model::LayerKind::sliding) to.v_proj = make.matrix({kv, h});
-        to.o_proj = make.matrix({h, q});
-        // What attention adds is alike for all rows: much of it, and they would choose few experts.
-        to.post_attention_norm = make.make({h}, 0.03f, 0.3f);
-        // Scores of order one, since nothing divides them.
-        const float head_norm = std::sqrt(2 / std::sqrt(static_cast<float>(layer.head_dim)));
-        to.q_norm = make.make({layer.head_dim}, 0, head_norm);
-        to.k_norm = make.make({layer.head_dim}, 0, head_norm);
-        to.gate_proj = make.branch({i, h}, format.dense);
-        to.up_proj = make.branch({i, h}, format.dense);
-        to.down_proj = make.branch({h, i}, format.dense);
-        to.router_proj = make.make({e, h}, 1, 0);
-        to.per_expert_scale = make.norm(e);
-        to.gate_up = make.branch({e, 2 * f, h}, format.experts);
-        to.expert_down = make.branch({e, h, f}, format.experts);
-        to.decoder_scalar = make.make({1}, 0, 0.8f);
-        to.encoder_scalar = make.make({1}, 0, 0.8f);
-        const std::vector<float> frequencies = model::rotary_frequencies(layer);
-        to.frequencies = must(backend.prepare({reinterpret_cast<const std::byte*>(frequencies.data()),
-                                               Dtype::f32,
-                                               {static_cast<std::int64_t>(frequencies.size())}}));
-    }
-    return w;
-}
-
 // The fewest bytes of weights that a stage reads in one pass with self-conditioning.
-double weight_bytes(const model::Config& config, const Format& format, const std::string& stage) {
+double weight_bytes(const model::Config& config, const engine::BranchFormats& format,
+                    const std::string& stage) {
     const model::TextConfig& t = config.text;
     const double h = t.hidden_size, layers = static_cast<double>(t.layers.size());
     const double embedding = 2.0 * t.vocab_size * h, mlp = 3 * h * t.intermediate_size;
@@ -184,7 +84,7 @@ struct Scenario {
     int steps = 12;
 };
 
-void run(model::Model& m, const std::string& name, const Format& format, const Scenario& s) {
+void run(model::Model& m, const std::string& name, const engine::BranchFormats& format, const Scenario& s) {
     backend::Backend& backend = m.backend();
     const model::Config& config = m.config();
     const auto canvas = static_cast<std::size_t>(config.canvas_length);
@@ -285,13 +185,14 @@ int main(int argc, char** argv) {
         if (!standard) scenarios.push_back(s);
     }
     if (scenarios.empty()) scenarios = {{1024, 1, 20}, {32768, 1, 6}, {1024, 16, 4}};
-    const Format format = format_named(format_name);
     for (const auto& d : must(backend::cuda_devices()))
         fmt::print("device {}: {}, {}.{}, {} multiprocessors, {} of {} MiB free\n", d.index, d.name, d.major,
                    d.minor, d.multiprocessors, d.free_bytes >> 20, d.memory_bytes >> 20);
-    auto backend = must(backend::make_cuda_backend(backend::Precision::bf16));
-    const model::Config config = full_size(layers);
-    model::Model m(config, make_weights(config, *backend, format), *backend);
-    for (const Scenario& s : scenarios) run(m, format_name, format, s);
+    engine::LoadOptions load;
+    load.precision = backend::Precision::bf16;
+    load.where = "cuda";
+    const auto loaded = must(engine::synthesize_model("26b", layers, format_name, load));
+    const engine::BranchFormats format = must(engine::branch_formats(format_name));
+    for (const Scenario& s : scenarios) run(*loaded->model, format_name, format, s);
     return 0;
 }

@@ -36,7 +36,14 @@ Result<int> count_devices() {
     return count;
 }
 
-Error out_of_memory(std::size_t bytes) {
+Error out_of_memory(std::size_t bytes, std::uint64_t limit) {
+    if (limit > 0) {
+        return {
+            ErrorKind::io,
+            fmt::format("{} MiB more would pass the limit of {} MiB of GPU memory (--vram): use a shorter "
+                        "context, fewer requests at once or a smaller weight format",
+                        (bytes + (1u << 20) - 1) >> 20, limit >> 20)};
+    }
     return {ErrorKind::io,
             fmt::format("not enough free memory on the GPU for {} MiB more: use a shorter context, fewer "
                         "requests at once or a smaller weight format",
@@ -51,6 +58,7 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
     }
     std::unique_ptr<Context> context(new Context);
     context->device_ = options.device;
+    context->most_bytes_ = options.most_bytes;
     const auto attribute = [&](cudaDeviceAttr what) {
         int value = 0;
         context->check(cudaDeviceGetAttribute(&value, what, options.device),
@@ -131,7 +139,12 @@ void* Context::scratch(Scratch which, std::size_t bytes) {
         if (piece.memory != nullptr) {
             synchronize("growing working memory");
             cudaFree(piece.memory);
+            used_bytes_ -= piece.bytes;
             piece = {};
+        }
+        if (most_bytes_ > 0 && used_bytes_ + bytes > most_bytes_) {
+            failure_ = out_of_memory(bytes, most_bytes_);
+            return nullptr;
         }
         void* memory = nullptr;
         if (cudaMalloc(&memory, bytes) != cudaSuccess) {
@@ -140,6 +153,7 @@ void* Context::scratch(Scratch which, std::size_t bytes) {
             return nullptr;
         }
         piece = {memory, bytes};
+        used_bytes_ += bytes;
         memory_moved();
     }
     return piece.memory;
@@ -147,6 +161,7 @@ void* Context::scratch(Scratch which, std::size_t bytes) {
 
 Result<void*> Context::allocate(std::size_t bytes) {
     enter();
+    if (most_bytes_ > 0 && used_bytes_ + bytes > most_bytes_) return out_of_memory(bytes, most_bytes_);
     void* memory = nullptr;
     const cudaError_t error = cudaMallocAsync(&memory, std::max<std::size_t>(bytes, 1), stream_);
     early_ = false;
@@ -159,11 +174,13 @@ Result<void*> Context::allocate(std::size_t bytes) {
         return Error{ErrorKind::io, fmt::format("the GPU failed before memory could be taken: {}",
                                                 cudaGetErrorString(error))};
     }
+    used_bytes_ += bytes;
     return memory;
 }
 
-void Context::release(void* memory) {
+void Context::release(void* memory, std::size_t bytes) {
     enter();
+    used_bytes_ -= bytes;
     early_ = false;
     cudaFreeAsync(memory, stream_);
 }

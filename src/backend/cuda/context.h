@@ -82,9 +82,9 @@ class Context {
         return static_cast<T*>(scratch(which, static_cast<std::size_t>(count) * sizeof(T)));
     }
 
-    // Stream-ordered memory. Errors: io.
+    // Stream-ordered memory. Errors: io, also where the limit of the options would be passed.
     Result<void*> allocate(std::size_t bytes);
-    void release(void* memory);
+    void release(void* memory, std::size_t bytes);
     void to_device(void* to, const void* from, std::size_t bytes, const char* doing);
     void to_host(void* to, const void* from, std::size_t bytes, const char* doing);  // waits
     void synchronize(const char* doing);
@@ -101,6 +101,7 @@ class Context {
     int device_ = 0;
     cudaStream_t stream_ = nullptr;
     std::uint64_t generation_ = 0, numbers_ = 0;
+    std::uint64_t used_bytes_ = 0, most_bytes_ = 0;
     int multiprocessors_ = 0, shared_limit_ = 0;
     bool hopper_ = false;
     bool overlaps_ = false, early_ = false;
@@ -136,7 +137,7 @@ class Context::Stage {
 // unsupported.
 Result<int> count_devices();
 
-// "not enough device memory for N MiB more"
-Error out_of_memory(std::size_t bytes);
+// "not enough device memory for N MiB more"; limit: of the options, 0 where there is none.
+Error out_of_memory(std::size_t bytes, std::uint64_t limit = 0);
 
 }  // namespace dgemma::backend::cuda

@@ -30,6 +30,7 @@ bool cuda_available(std::string* why = nullptr);
 
 struct CudaOptions {
     int device = 0;
+    std::uint64_t most_bytes = 0;  // of device memory for weights, caches and work; 0: what there is
     bool hopper_kernels = true;  // false: the kernels of compute capability 8.0 also on a newer card (tests)
 };
 

@@ -333,7 +333,7 @@ Inputs::Borrowed<std::int32_t> Inputs::numbers(std::span<const std::int32_t> hos
         return {nullptr, nullptr};
     }
     context_.to_device(memory.value(), host.data(), host.size_bytes(), "uploading numbers");
-    return {static_cast<const std::int32_t*>(memory.value()), &context_};
+    return {static_cast<const std::int32_t*>(memory.value()), &context_, host.size_bytes()};
 }
 
 Inputs::Borrowed<DeviceSegment> Inputs::segments(std::span<const AttentionSegment> host) {
@@ -352,7 +352,7 @@ Inputs::Borrowed<DeviceSegment> Inputs::segments(std::span<const AttentionSegmen
     std::vector<std::byte> blob(bytes);
     write_segments(host, blob.data(), static_cast<const std::byte*>(memory.value()));
     context_.to_device(memory.value(), blob.data(), bytes, "uploading segments");
-    return {static_cast<const DeviceSegment*>(memory.value()), &context_};
+    return {static_cast<const DeviceSegment*>(memory.value()), &context_, bytes};
 }
 
 Inputs::Borrowed<float> Inputs::temperature(const HeadArgs::Canvas& canvas) {
@@ -368,7 +368,7 @@ Inputs::Borrowed<float> Inputs::temperature(const HeadArgs::Canvas& canvas) {
         return {nullptr, nullptr};
     }
     context_.to_device(memory.value(), &canvas.temperature, sizeof(float), "uploading a temperature");
-    return {static_cast<const float*>(memory.value()), &context_};
+    return {static_cast<const float*>(memory.value()), &context_, sizeof(float)};
 }
 
 }  // namespace dgemma::backend::cuda

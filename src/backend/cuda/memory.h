@@ -17,7 +17,7 @@ namespace dgemma::backend::cuda {
 class DeviceStorage final : public Storage {
   public:
     static Result<std::unique_ptr<DeviceStorage>> make(Context& context, std::size_t bytes);
-    ~DeviceStorage() override { context_.release(memory_); }
+    ~DeviceStorage() override { context_.release(memory_, bytes_); }
     DeviceStorage(const DeviceStorage&) = delete;
     DeviceStorage& operator=(const DeviceStorage&) = delete;
     void* data() override { return memory_; }
@@ -126,9 +126,10 @@ class Inputs {
     template <class T>
     class Borrowed {
       public:
-        Borrowed(const T* data, Context* owner) : data_(data), owner_(owner) {}
+        Borrowed(const T* data, Context* owner, std::size_t bytes = 0)
+            : data_(data), owner_(owner), bytes_(bytes) {}
         ~Borrowed() {
-            if (owner_ != nullptr && data_ != nullptr) owner_->release(const_cast<T*>(data_));
+            if (owner_ != nullptr && data_ != nullptr) owner_->release(const_cast<T*>(data_), bytes_);
         }
         Borrowed(const Borrowed&) = delete;
         Borrowed& operator=(const Borrowed&) = delete;
@@ -137,6 +138,7 @@ class Inputs {
       private:
         const T* data_;
         Context* owner_;  // null: part of the pass
+        std::size_t bytes_;
     };
     Borrowed<std::int32_t> numbers(std::span<const std::int32_t> host);
     Borrowed<DeviceSegment> segments(std::span<const AttentionSegment> host);

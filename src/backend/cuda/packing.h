@@ -4,14 +4,26 @@
 // A piece is what a warpgroup multiplies at a time: its codes, then its scales. Thread t, of warp w = t / 32
 // and lane l = t % 32, holds rows r = 16 w + l / 4 and r + 8, and of every 16 columns 2 c, 2 c + 1, 2 c + 8
 // and 2 c + 9, c = l % 4: four pairs, (r, first two), (r + 8, first two), (r, last two), (r + 8, last two).
-//   4-bit codes  16 bytes a thread, a word for 16 columns: pair i has its first number in bits 4 i and up,
-//                the second in bits 16 + 4 i and up
-//   8-bit codes  2 words for 16 columns; those of the first 32 columns at 16 t, the others at 2048 + 16 t.
-//                Pair i is bytes i % 2 and 2 + i % 2 of word i / 2
+//   4-bit codes  16 bytes a thread, a word for 16 columns
+//   8-bit codes  2 words for 16 columns, pairs 2 i and 2 i + 1 in word i; those of the first 32 columns at
+//                16 t, the others at 2048 + 16 t
 //   scales       16 bytes at 16 (8 w + l / 4)
 //     affine     bf16 scale and bias of row r for both groups of 32 columns, then those of row r + 8
 //     nvfp4      bf16 scale * 2^118 of row r for the four groups of 16 columns, then those of row r + 8
 // Rows of fp8 have an f32 scale and matrices of nvfp4 an f32 factor; those stand apart.
+//
+// The first number of a pair is in the lower half of a word, the second at the same bits of the upper half:
+//   affine4   pair i in bits 4 i to 4 i + 3
+//   affine8   the even pair in bits 0 to 7, the odd one in bits 8 to 15
+//   fp8       the even pair's sign in bit 15, the rest in bits 10 to 4, where bf16 has sign, exponent and
+//             mantissa; the odd pair's in bits 14, 13 to 11 and 3 to 0
+//   nvfp4     pair 0 in bits 15, 8, 7, 6, where bf16 has sign, exponent and mantissa; pair 1 three bits
+//   lower,
+//             pair 2 six; pair 3 in bits 14, 13, 11, 10
+// As bf16, a whole number up to 255 in the low bits is that many times 2^-133: numbers below 2^-126 and those
+// just above have the same spacing. Affine codes are used so; their scales are stored times 2^117 (those of
+// row r + 8 in affine4 times 2^113, since its codes stand four bits higher), their biases times 2^-16, and
+// the sums are multiplied by 2^16. That is exact for scales below 2^11.
 #pragma once
 
 #include <cstdint>

@@ -10,6 +10,8 @@ namespace {
 constexpr int most_experts = 1024;
 constexpr int most_chosen = 32;
 constexpr int choose_threads = 256;  // eight rows
+// Up to so many pairs the last block of the choice sorts them; more are worth a kernel with a larger block.
+constexpr std::int64_t most_pairs_beside = 4096;
 
 template <class T>
 __global__ void router_input_kernel(const T* h, const float* scale, float input_scale, int cols, float eps,
@@ -34,12 +36,13 @@ __global__ void router_input_kernel(const T* h, const float* scale, float input_
 // A stable counting sort by one block. Each warp counts a run of consecutive pairs, so that the order within
 // an expert is the order of the rows, whatever the timing. counts: [warps, experts] and [experts + 1],
 // shared.
+template <int Threads>
 __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int experts, const Places& out,
                                int* counts) {
-    constexpr int warps = choose_threads / 32;
+    constexpr int warps = Threads / 32;
     const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
     int* starts = counts + warps * experts;
-    for (int i = t; i < warps * experts; i += choose_threads) counts[i] = 0;
+    for (int i = t; i < warps * experts; i += Threads) counts[i] = 0;
     __syncthreads();
 
     // --- how often each expert occurs in this warp's run, and each pair's place among those of its run. The
@@ -77,7 +80,7 @@ __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int ex
 
     // --- from counts of runs to the pairs of an expert in the runs before, and to where each expert begins
     int most = 0, used = 0;
-    for (int e = t; e < experts; e += choose_threads) {
+    for (int e = t; e < experts; e += Threads) {
         int total = 0;
         for (int w = 0; w < warps; ++w) {
             const int here = counts[w * experts + e];
@@ -112,7 +115,7 @@ __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int ex
             out.facts[0] = min(out.facts[0], all_used);
         }
     }
-    for (int e = t; e < experts + 2; e += choose_threads) out.ready[e] = 0;
+    for (int e = t; e < experts + 2; e += Threads) out.ready[e] = 0;
     __syncthreads();
     const auto finish = [&](int pair, int id, int place) {
         place += starts[id] + own[id];
@@ -213,13 +216,15 @@ __device__ void choose(const float* sums, int parts, const float* per_expert_sca
 template <class T, int Quads>
 __global__ void __launch_bounds__(choose_threads)
     choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows, int experts,
-                          int k, std::int32_t* ids, float* weights, float* probabilities, Places places) {
+                          int k, std::int32_t* ids, float* weights, float* probabilities, Places places,
+                          bool sort) {
     extern __shared__ int counts[];
     __shared__ bool last;
     begin_kernel();
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row < rows)
         choose<T, Quads>(sums, parts, per_expert_scale, row, rows, experts, k, ids, weights, probabilities);
+    if (!sort) return;
     // The block that is through last finds everybody's choices and sorts them.
     __threadfence();
     __syncthreads();
@@ -227,15 +232,16 @@ __global__ void __launch_bounds__(choose_threads)
     __syncthreads();
     if (!last) return;
     __threadfence();
-    sort_by_expert(ids, rows * k, k, experts, places, counts);
+    sort_by_expert<choose_threads>(ids, rows * k, k, experts, places, counts);
     if (threadIdx.x == 0) *places.tickets = 0;
 }
 
-__global__ void __launch_bounds__(choose_threads)
+template <int Threads>
+__global__ void __launch_bounds__(Threads)
     sort_pairs_kernel(const std::int32_t* ids, int pairs, int k, int experts, Places places) {
     extern __shared__ int counts[];
     begin_kernel();
-    sort_by_expert(ids, pairs, k, experts, places, counts);
+    sort_by_expert<Threads>(ids, pairs, k, experts, places, counts);
 }
 
 }  // namespace
@@ -248,9 +254,14 @@ void sort_pairs(Context& c, const std::int32_t* ids, std::int64_t rows, std::int
                "the CUDA backend takes at most 1024 experts: use the CPU for this model");
         return;
     }
-    const std::size_t bytes = static_cast<std::size_t>((choose_threads / 32 + 1) * experts) * sizeof(int);
-    launch(c, "sorting rows by expert", sort_pairs_kernel, 1, choose_threads, bytes, ids,
-           static_cast<int>(rows * k), static_cast<int>(k), static_cast<int>(experts), places);
+    const auto run = [&](auto kernel, unsigned threads) {
+        const std::size_t bytes = static_cast<std::size_t>((threads / 32 + 1) * experts) * sizeof(int);
+        launch(c, "sorting rows by expert", kernel, 1, threads, bytes, ids, static_cast<int>(rows * k),
+               static_cast<int>(k), static_cast<int>(experts), places);
+    };
+    // A large block's counts have to fit the shared memory that needs no asking.
+    const bool large = experts <= 256 && rows * k > most_pairs_beside;
+    large ? run(sort_pairs_kernel<1024>, 1024) : run(sort_pairs_kernel<choose_threads>, choose_threads);
 }
 
 void router_input(Context& c, Element type, const void* h, const float* scale, float input_scale,
@@ -290,7 +301,7 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
     const auto run = [&](auto kernel) {
         launch(c, "the router", kernel, blocks, choose_threads, bytes, sums, static_cast<int>(parts),
                per_expert_scale, static_cast<int>(rows), static_cast<int>(experts), static_cast<int>(k), ids,
-               weights, probabilities, places);
+               weights, probabilities, places, rows * k <= most_pairs_beside);
     };
     if (type == Element::bf16) {
         experts <= 128   ? run(choose_experts_kernel<bf16, 1>)
@@ -301,6 +312,7 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
         : experts <= 256 ? run(choose_experts_kernel<float, 2>)
                          : run(choose_experts_kernel<float, 8>);
     }
+    if (rows * k > most_pairs_beside) sort_pairs(c, ids, rows, k, experts, places);
 }
 
 }  // namespace dgemma::backend::cuda

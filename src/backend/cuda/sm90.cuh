@@ -14,6 +14,12 @@ namespace dgemma::backend::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// From `shared` to the next multiple of 1024. Added to the pointer, which the compiler then still knows to be
+// of shared memory.
+__device__ __forceinline__ std::uint32_t padding_to_1024(const void* shared) {
+    return (1024 - shared_address(shared) % 1024) % 1024;
+}
+
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals));
 }

@@ -342,8 +342,7 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using P = Plan<Dim>;
     extern __shared__ std::uint8_t memory[];
-    auto& s =
-        *reinterpret_cast<Shared<Dim>*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
+    auto& s = *reinterpret_cast<Shared<Dim>*>(memory + padding_to_1024(memory));
     const AttentionPointers& p = problem.p;
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {

@@ -121,7 +121,7 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
 __global__ void __launch_bounds__(item_threads, 1) sm90_experts_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t memory[];
-    Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
+    Shared& s = *reinterpret_cast<Shared*>(memory + padding_to_1024(memory));
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {
         for (int i = 0; i < stages; ++i) {

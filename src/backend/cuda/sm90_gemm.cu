@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t shared[];
     using Tiles = Ring<Columns, stages_of<Columns>()>;
-    Tiles& ring = *reinterpret_cast<Tiles*>((reinterpret_cast<std::uintptr_t>(shared) + 1023) / 1024 * 1024);
+    Tiles& ring = *reinterpret_cast<Tiles*>(shared + padding_to_1024(shared));
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages_of<Columns>(); ++s) {
             barrier_init(&ring.full[s], 1);

@@ -38,7 +38,7 @@ struct ItemTables {
     int offsets[most_groups + 1];     // places of a group: the dense MLP's rows, then the experts'
     int gate_items[most_groups + 1];  // items of the groups before
     int down_items[most_groups + 1];
-    int taken[item_slots];
+    int4 taken[item_slots];  // of an Item: group (-1: the list is over), 2 * tile + down, first, tokens
     std::uint64_t full[item_slots], empty[item_slots];
 };
 
@@ -129,24 +129,22 @@ __device__ inline void locate(const ItemsProblem& p, const ItemTables& s, int i,
     item.tokens = min(most_item_tokens, rows - skip);
     item.ins = item.down ? width_of(p, item.group) : p.hidden;
 }
-__device__ __forceinline__ int count_of_items(const ItemsProblem& p, const ItemTables& s) {
-    return s.gate_items[1 + p.experts] + s.down_items[1 + p.experts];
-}
-
 // By the thread that copies weights: takes items for this block and tells the others.
 template <class Each>
 __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
-    const int items = count_of_items(p, s);
+    const int items = s.gate_items[1 + p.experts] + s.down_items[1 + p.experts];
     Item item{};
     Turn<item_slots> turn;
     for (int i = static_cast<int>(blockIdx.x);;) {
+        const bool over = i >= items;
+        if (!over) locate(p, s, i, item);
         barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-        s.taken[turn.stage] = i;
+        s.taken[turn.stage] =
+            make_int4(over ? -1 : item.group, 2 * item.tile + (item.down ? 1 : 0), item.first, item.tokens);
         barrier_arrive(&s.full[turn.stage]);
         turn.next();
-        if (i >= items) return;
+        if (over) return;
         const int next = static_cast<int>(gridDim.x) + atomicAdd(p.ready + 1 + p.experts, 1);
-        locate(p, s, i, item);
         each(item);
         i = next;
     }
@@ -155,17 +153,16 @@ __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
 // By whole warps: the items that were taken, in the same order.
 template <class Each>
 __device__ void follow_items(const ItemsProblem& p, ItemTables& s, Each each) {
-    const int items = count_of_items(p, s);
-    Item item{};
     Turn<item_slots> turn;
     for (;;) {
         barrier_wait(&s.full[turn.stage], turn.phase);
-        const int i = s.taken[turn.stage];
+        const int4 taken = s.taken[turn.stage];
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[turn.stage]);
         turn.next();
-        if (i >= items) return;
-        locate(p, s, i, item);
+        if (taken.x < 0) return;
+        Item item{taken.x, taken.y / 2, taken.z, taken.w, taken.y % 2 != 0, p.hidden};
+        if (item.down) item.ins = width_of(p, item.group);
         each(item);
     }
 }
@@ -186,12 +183,35 @@ __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& gr
     return group <= p.experts;
 }
 
+// The tokens of an item to one stage after another, as `Rows` rows of eight for each thread; rows beyond the
+// item's repeat its last one. from: where this thread's 16 bytes of each row begin.
+template <int Stages, int Rows, class Ring>
+__device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, const bf16* const* from,
+                                                  int ins, int column, std::uint32_t offset) {
+    const bf16* at[Rows];
+#pragma unroll
+    for (int i = 0; i < Rows; ++i) at[i] = from[i];
+#pragma unroll 2
+    for (int k = 0; k < ins; k += item_depth) {
+        barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+        const std::uint32_t to = shared_address(s.tokens[turn.stage]) + offset;
+        const bool inside = k + column < ins;
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) {
+            copy16_async(to + i * 1024, inside ? at[i] : from[0], inside);
+            at[i] += item_depth;
+        }
+        barrier_arrive_after_copies(&s.full[turn.stage]);
+        turn.next();
+    }
+}
+
 // By `token_copiers` threads, t of them. Ring: tokens[stage], full[stage], empty[stage], items.
 template <int Stages, class Ring>
 __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
     Turn<Stages> turn;
     const int piece = t % 8, row0 = t / 8;  // 16 bytes of every eighth token
-    const int offset = row0 * 128 + (piece ^ row0) * 16;
+    const std::uint32_t offset = row0 * 128 + (piece ^ row0) * 16;
     follow_items(p, s.items, [&](const Item& item) {
         if (item.down) {
             const int written = over(tokens_of(p, s.items, item.group), most_item_tokens) *
@@ -206,26 +226,19 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
         }
         const bf16* base =
             item.group == 0 ? (item.down ? p.dense_act : p.dense_x) : (item.down ? p.act : p.x);
-        std::uint32_t from[most_item_tokens / 8];  // elements; a matrix has fewer than 2^32
+        const bf16* from[most_item_tokens / 8];
 #pragma unroll
         for (int i = 0; i < most_item_tokens / 8; ++i) {
-            const int token = row0 + 8 * i;
-            int row = item.first + token;
-            if (!item.down && item.group > 0 && token < item.tokens) row = p.row_at[row];
-            from[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins) + piece * 8;
+            int row = item.first + min(row0 + 8 * i, item.tokens - 1);
+            if (!item.down && item.group > 0) row = p.row_at[row];
+            from[i] = base + static_cast<std::int64_t>(row) * item.ins + piece * 8;
         }
-        for (int k = 0; k < item.ins; k += item_depth) {
-            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-            const std::uint32_t to =
-                shared_address(s.tokens[turn.stage]) + static_cast<std::uint32_t>(offset);
-            const bool inside = k + piece * 8 < item.ins;
-#pragma unroll
-            for (int i = 0; i < most_item_tokens / 8; ++i) {
-                if (row0 + 8 * i < item.tokens)
-                    copy16_async(to + i * 1024, inside ? base + from[i] + k : base, inside);
-            }
-            barrier_arrive_after_copies(&s.full[turn.stage]);
-            turn.next();
+        if (item.tokens <= 16) {
+            copy_token_stages<Stages, 2>(s, turn, from, item.ins, piece * 8, offset);
+        } else if (item.tokens <= 32) {
+            copy_token_stages<Stages, 4>(s, turn, from, item.ins, piece * 8, offset);
+        } else {
+            copy_token_stages<Stages, 8>(s, turn, from, item.ins, piece * 8, offset);
         }
     });
     commit_copies();
@@ -290,8 +303,8 @@ __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply
         }
         multiply(item, warpgroup, turn);
         if (!item.down) {
-            // Other blocks read what was written here.
-            __threadfence();
+            // Other blocks read what was written here: the barrier hands it to the one thread that releases
+            // it.
             asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
             if (threadIdx.x % 128 == 0)
                 asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(p.ready + item.group)

@@ -123,16 +123,24 @@ __device__ __forceinline__ __nv_bfloat162 pair_of(std::uint32_t bits) {
     return *reinterpret_cast<const __nv_bfloat162*>(&bits);
 }
 
+__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
 template <Packing P>
 struct Codes {
     uint4 codes[code_bytes(P) / 2048];
     uint4 scales;
-    __device__ __forceinline__ void load(const std::uint8_t* piece, int t) {
+    // piece: its address in shared memory; t: of the warpgroup's threads.
+    __device__ __forceinline__ void load(std::uint32_t piece, int t) {
 #pragma unroll
-        for (int i = 0; i < code_bytes(P) / 2048; ++i)
-            codes[i] = *reinterpret_cast<const uint4*>(piece + 2048 * i + 16 * t);
-        if (P != Packing::fp8)
-            scales = *reinterpret_cast<const uint4*>(piece + code_bytes(P) + 16 * (t / 32 * 8 + t % 32 / 4));
+        for (int i = 0; i < code_bytes(P) / 2048; ++i) codes[i] = load_shared(piece + 2048 * i + 16 * t);
+        if (P != Packing::fp8) scales = load_shared(piece + code_bytes(P) + 16 * (t / 32 * 8 + t % 32 / 4));
     }
     __device__ __forceinline__ std::uint32_t word(int i) const {
         const uint4& c = codes[i / 4];
@@ -143,52 +151,42 @@ struct Codes {
     }
 };
 
-__device__ __forceinline__ void unpack(const Codes<Packing::affine4>& c, std::uint32_t (&a)[16]) {
-    const __nv_bfloat162 offset = pair_of(0x43004300u);  // 128
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // of 32 columns: a group
-        __nv_bfloat162 scale[2], bias[2];   // of row r, of row r + 8
+// Of an affine group: scale and bias of rows r and r + 8, each twice.
+template <Packing P>
+struct Affine {
+    __nv_bfloat162 scale[2], bias[2];
+    __device__ __forceinline__ Affine(const Codes<P>& c, int group) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            scale[r] = pair_of(__byte_perm(c.scale(2 * r + half), 0, 0x1010));
-            bias[r] = pair_of(__byte_perm(c.scale(2 * r + half), 0, 0x3232));
+            scale[r] = pair_of(__byte_perm(c.scale(2 * r + group), 0, 0x1010));
+            bias[r] = pair_of(__byte_perm(c.scale(2 * r + group), 0, 0x3232));
         }
+    }
+    __device__ __forceinline__ std::uint32_t operator()(std::uint32_t codes, int i) const {
+        return bits_of(__hfma2(pair_of(codes), scale[i % 2], bias[i % 2]));
+    }
+};
+
+__device__ __forceinline__ void unpack(const Codes<Packing::affine4>& c, std::uint32_t (&a)[16]) {
 #pragma unroll
-        for (int kk = 2 * half; kk < 2 * half + 2; ++kk) {
-            const std::uint32_t word = c.word(kk);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                // A number of four bits in the mantissa of 128 is 128 and the number.
-                const std::uint32_t bits = (word >> 4 * i & 0x000F000Fu) | 0x43004300u;
-                const __nv_bfloat162 q = __hsub2(pair_of(bits), offset);
-                a[4 * kk + i] = bits_of(__hfma2(q, scale[i % 2], bias[i % 2]));
-            }
-        }
+    for (int kk = 0; kk < 4; ++kk) {
+        const Affine<Packing::affine4> value(c, kk / 2);
+        const std::uint32_t word = c.word(kk), upper = word >> 8;
+        a[4 * kk] = value(word & 0x000F000Fu, 0);
+        a[4 * kk + 1] = value(word & 0x00F000F0u, 1);
+        a[4 * kk + 2] = value(upper & 0x000F000Fu, 2);
+        a[4 * kk + 3] = value(upper & 0x00F000F0u, 3);
     }
 }
 
 __device__ __forceinline__ void unpack(const Codes<Packing::affine8>& c, std::uint32_t (&a)[16]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float scale[2], bias[2];
+    for (int kk = 0; kk < 4; ++kk) {
+        const Affine<Packing::affine8> value(c, kk / 2);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            scale[r] = __uint_as_float(c.scale(2 * r + half) << 16);
-            bias[r] = __uint_as_float(c.scale(2 * r + half) & 0xFFFF0000u);
-        }
-#pragma unroll
-        for (int kk = 2 * half; kk < 2 * half + 2; ++kk) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const std::uint32_t word = c.word(2 * kk + i / 2);
-                // A byte in the mantissa of 2^23 is 2^23 and the byte.
-                const float low =
-                    __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440 + i % 2)) - 8388608.0f;
-                const float high =
-                    __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7442 + i % 2)) - 8388608.0f;
-                a[4 * kk + i] =
-                    pack2(fmaf(low, scale[i % 2], bias[i % 2]), fmaf(high, scale[i % 2], bias[i % 2]));
-            }
+        for (int i = 0; i < 4; ++i) {
+            const std::uint32_t word = c.word(2 * kk + i / 2);
+            a[4 * kk + i] = value(i % 2 == 0 ? word & 0x00FF00FFu : __byte_perm(word, 0, 0x4341), i);
         }
     }
 }
@@ -199,16 +197,18 @@ __device__ __forceinline__ void unpack(const Codes<Packing::fp8>& c, std::uint32
     for (int kk = 0; kk < 4; ++kk) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const std::uint32_t word = c.word(2 * kk + i / 2);
             // Exponent and mantissa at their places: the value times 2^-120, subnormal ones too.
-            const std::uint32_t bits = i % 2 == 0 ? (word << 4 & 0x07F007F0u) | (word << 8 & 0x80008000u)
-                                                  : (word >> 4 & 0x07F007F0u) | (word & 0x80008000u);
+            const std::uint32_t word = c.word(2 * kk + i / 2);
+            const std::uint32_t bits = i % 2 == 0 ? word & 0x87F087F0u
+                                                  : (word << 4 & 0x00F000F0u) | (word >> 3 & 0x07000700u) |
+                                                        (word << 1 & 0x80008000u);
             a[4 * kk + i] = bits_of(__hmul2(pair_of(bits), up));
         }
     }
 }
 
 __device__ __forceinline__ void unpack(const Codes<Packing::nvfp4>& c, std::uint32_t (&a)[16]) {
+    constexpr std::uint32_t all = 0x81C081C0u;
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
         const std::uint32_t word = c.word(kk);
@@ -216,13 +216,12 @@ __device__ __forceinline__ void unpack(const Codes<Packing::nvfp4>& c, std::uint
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             scale[r] = pair_of(__byte_perm(c.scale(2 * r + kk / 2), 0, kk % 2 == 0 ? 0x1010 : 0x3232));
+        // The value times 2^-126; the scale brings 2^118.
+        const std::uint32_t bits[4] = {
+            word & all, word << 3 & all, word << 6 & all,
+            (word << 1 & 0x80008000u) | (word >> 5 & 0x01000100u) | (word >> 4 & 0x00C000C0u)};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            // The value times 2^-126; the scale brings 2^118.
-            const std::uint32_t magnitude = 4 * i <= 6 ? word << (6 - 4 * i) : word >> (4 * i - 6);
-            const std::uint32_t bits = (magnitude & 0x01C001C0u) | (word << (12 - 4 * i) & 0x80008000u);
-            a[4 * kk + i] = bits_of(__hmul2(pair_of(bits), scale[i % 2]));
-        }
+        for (int i = 0; i < 4; ++i) a[4 * kk + i] = bits_of(__hmul2(pair_of(bits[i]), scale[i % 2]));
     }
 }
 
@@ -237,6 +236,8 @@ __device__ __forceinline__ void scale_sums(const PackedMatrix& m, int group, int
         for (int h = 0; h < 2; ++h) factor[h] = own + 8 * h < m.outs ? scales[own + 8 * h] : 0.0f;
     } else if (P == Packing::nvfp4) {
         factor[0] = factor[1] = m.globals[group] * 256.0f;
+    } else {
+        factor[0] = factor[1] = 65536.0f;
     }
 }
 
@@ -268,18 +269,18 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
     for (int k = 0; k < item.ins; k += item_depth) {
         barrier_wait(&s.full[turn.stage], turn.phase);
         fence_copy_engine();  // tokens came by ordinary copies
-        const std::uint8_t* weight = s.weight[turn.stage] + 2 * warpgroup * Shared::piece;
+        const std::uint32_t weight = shared_address(s.weight[turn.stage]) + 2 * warpgroup * Shared::piece;
         const std::uint64_t b = tile_descriptor(s.tokens[turn.stage]);
-        Codes<P> codes;
-        codes.load(weight, t);
+        Codes<P> codes[2];
+        codes[0].load(weight, t);
+        codes[1].load(weight + Shared::piece, t);
         if (previous >= 0) warpgroup_wait<apart ? 1 : 0>();  // the first registers are free
         if (!apart && previous >= 0 && lane == 0) barrier_arrive(&s.empty[previous]);
-        unpack(codes, a[0]);
+        unpack(codes[0], a[0]);
         multiply_box<Tokens>(low, a[0], b);
-        codes.load(weight + Shared::piece, t);
         if (previous >= 0 || !apart) warpgroup_wait<apart ? 1 : 0>();  // and the second, and the stage before
         if (apart && previous >= 0 && lane == 0) barrier_arrive(&s.empty[previous]);
-        unpack(codes, a[apart ? 1 : 0]);
+        unpack(codes[1], a[apart ? 1 : 0]);
         multiply_box<Tokens>(high, a[apart ? 1 : 0], b);
         previous = turn.stage;
         turn.next();
@@ -288,7 +289,7 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
     if (lane == 0) barrier_arrive(&s.empty[previous]);
     hold(low);
     hold(high);
-    if (P == Packing::fp8 || P == Packing::nvfp4) {
+    {
         const int expert = item.group == 0 ? 0 : item.group - 1;
         float f[2] = {1, 1}, g[2] = {1, 1};
         if (item.down) {
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(item_threads, 1)
     extern __shared__ std::uint8_t memory[];
     using Shared = Ring<Experts, Dense>;
     constexpr int stages = Shared::stages;
-    Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
+    Shared& s = *reinterpret_cast<Shared*>(memory + padding_to_1024(memory));
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {
         for (int i = 0; i < stages; ++i) {

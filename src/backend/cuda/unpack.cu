@@ -103,6 +103,25 @@ __global__ void unpack_kernel(EncodedMatrix m, T* to) {
     }
 }
 
+// Where a code of pair i stands in its half of a word.
+__device__ unsigned bits_of_code(Packing packing, int i, unsigned code) {
+    switch (packing) {
+        case Packing::none:
+            break;
+        case Packing::affine4:
+            return code << 4 * i;
+        case Packing::affine8:
+            return code << 8 * (i % 2);
+        case Packing::fp8:
+            return i % 2 == 0 ? (code & 0x80u) << 8 | (code & 0x7Fu) << 4
+                              : (code & 0x80u) << 7 | (code & 0x70u) << 7 | (code & 0x0Fu);
+        case Packing::nvfp4:
+            if (i < 3) return ((code & 8u) << 12 | (code & 7u) << 6) >> 3 * i;
+            return (code & 8u) << 11 | (code & 4u) << 11 | (code & 3u) << 10;
+    }
+    return 0;
+}
+
 // One block of 128 threads a piece.
 __global__ void pack_kernel(EncodedMatrix m, Packing packing, std::uint8_t* pieces) {
     begin_kernel();
@@ -119,12 +138,10 @@ __global__ void pack_kernel(EncodedMatrix m, Packing packing, std::uint8_t* piec
         for (int i = 0; i < 4; ++i) {
             const std::int64_t column = column0 + 16 * kk + i / 2 * 8 + lane % 4 * 2;
             const Place& place = places[i % 2];
-            if (bytes) {
-                words[i / 2] |= place.byte_code(column) << (8 * (i % 2)) | place.byte_code(column + 1)
-                                                                               << (16 + 8 * (i % 2));
-            } else {
-                words[0] |= place.nibble_code(column) << 4 * i | place.nibble_code(column + 1)
-                                                                     << (16 + 4 * i);
+            for (int high = 0; high < 2; ++high) {
+                const unsigned code =
+                    bytes ? place.byte_code(column + high) : place.nibble_code(column + high);
+                words[bytes ? i / 2 : 0] |= bits_of_code(packing, i, code) << 16 * high;
             }
         }
         if (bytes) {
@@ -136,17 +153,17 @@ __global__ void pack_kernel(EncodedMatrix m, Packing packing, std::uint8_t* piec
     }
     if (lane % 4 != 0 || packing == Packing::fp8) return;
     auto* scales = reinterpret_cast<std::uint16_t*>(to + code_bytes(packing) + 16 * (warp * 8 + lane / 4));
+    const auto bf16_bits = [](float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); };
     for (int r = 0; r < 2; ++r) {
         if (packing == Packing::nvfp4) {
-            for (int g = 0; g < 4; ++g) {
-                const float scale = e4m3_value(places[r].nvfp4_scale(column0 + 16 * g)) * 0x1p118f;
-                scales[4 * r + g] = __bfloat16_as_ushort(__float2bfloat16_rn(scale));
-            }
+            for (int g = 0; g < 4; ++g)
+                scales[4 * r + g] = bf16_bits(e4m3_value(places[r].nvfp4_scale(column0 + 16 * g)) * 0x1p118f);
         } else {
+            const float up = packing == Packing::affine4 && r == 1 ? 0x1p113f : 0x1p117f;
             for (int g = 0; g < 2; ++g) {
                 const std::int64_t at = places[r].affine_group(column0 + 32 * g);
-                scales[4 * r + 2 * g] = half_at(m.scales, at);
-                scales[4 * r + 2 * g + 1] = half_at(m.biases, at);
+                scales[4 * r + 2 * g] = bf16_bits(bf16_value(half_at(m.scales, at)) * up);
+                scales[4 * r + 2 * g + 1] = bf16_bits(bf16_value(half_at(m.biases, at)) * 0x1p-16f);
             }
         }
     }
@@ -161,14 +178,15 @@ __device__ __forceinline__ std::uint32_t mixed(std::uint64_t x) {
 }
 
 __global__ void random_pieces_kernel(Packing packing, std::uint32_t* pieces, std::int64_t words,
-                                     std::uint32_t scale_word, std::uint64_t seed) {
+                                     std::uint32_t scale_word, std::uint32_t other_scale_word,
+                                     std::uint64_t seed) {
     begin_kernel();
     const int piece = piece_bytes(packing) / 4, codes = code_bytes(packing) / 4;
     for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words;
          i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
         std::uint32_t word = mixed(seed * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(i));
-        if (packing == Packing::fp8) word &= 0xBFBFBFBFu;  // magnitudes below 2, no NaN
-        pieces[i] = i % piece < codes ? word : scale_word;
+        if (packing == Packing::fp8) word &= 0xDBFFDBFFu;  // magnitudes below 2
+        pieces[i] = i % piece < codes ? word : i % 4 < 2 ? scale_word : other_scale_word;
     }
 }
 
@@ -196,15 +214,17 @@ void fill_random_pieces(Context& c, Packing packing, void* pieces, std::int64_t 
     // Evenly spread codes: of n levels the step that gives the deviation, and half of the range below zero.
     const float levels = packing == Packing::affine8 ? 256 : 16;
     const float step = deviation * 3.4641016f / levels;
-    std::uint32_t word = 0;
+    std::uint32_t word = 0, other = 0;  // of rows r, of rows r + 8
     if (packing == Packing::nvfp4) {
-        word = 0x3F803F80u + (118u << 7 | 118u << 23);  // twice 2^118
+        word = other = 0x3F803F80u + (118u << 7 | 118u << 23);  // twice 2^118
     } else {
-        const std::uint32_t low = f32_to_bf16(step), high = f32_to_bf16(-step * (levels - 1) / 2);
-        word = low | high << 16;
+        const auto bits = [](float x) { return static_cast<std::uint32_t>(f32_to_bf16(x)); };
+        const std::uint32_t bias = bits(-step * (levels - 1) / 2 * 0x1p-16f) << 16;
+        word = bits(step * 0x1p117f) | bias;
+        other = bits(step * (packing == Packing::affine4 ? 0x1p113f : 0x1p117f)) | bias;
     }
     launch(c, "making random weights", random_pieces_kernel, 8192, 256, 0, packing,
-           static_cast<std::uint32_t*>(pieces), bytes / 4, word, seed);
+           static_cast<std::uint32_t*>(pieces), bytes / 4, word, other, seed);
 }
 
 }  // namespace dgemma::backend::cuda
