@@ -127,5 +127,20 @@ TEST(Info, RefusesWhatItCannotDescribe) {
     EXPECT_EQ(inspect(scratch.path()).error().kind, ErrorKind::unsupported);
 }
 
+TEST(Info, TheWildestConfigurationHasASizeToo) {
+    model::TextConfig text;
+    text.sliding_window = 1 << 30;
+    for (int l = 0; l < 1024; ++l) {
+        model::LayerConfig layer;
+        layer.kind = model::LayerKind::full;
+        layer.kv_heads = 1024;
+        layer.head_dim = 4096;
+        text.layers.push_back(layer);
+    }
+    EXPECT_GT(cache_size(text, 1 << 30).f32_bytes, std::int64_t{1} << 60);
+    text.layers.resize(1);
+    EXPECT_EQ(cache_size(text, 1000).bf16_bytes, std::int64_t{1000} * 2 * 1024 * 4096 * 2);
+}
+
 }  // namespace
 }  // namespace dgemma::cli
