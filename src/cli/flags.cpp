@@ -17,12 +17,12 @@ constexpr std::uint32_t ask = bit_of(Verb::ask), eval = bit_of(Verb::eval), info
                         doctor = bit_of(Verb::doctor), tokenize = bit_of(Verb::tokenize),
                         template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse),
                         quantize = bit_of(Verb::quantize), synth = bit_of(Verb::synth),
-                        bench = bit_of(Verb::bench);
+                        replay = bit_of(Verb::replay), bench = bit_of(Verb::bench);
 constexpr std::uint32_t generating = ask | eval, packing = quantize | synth;
 
 constexpr double most_u64 = 18446744073709551615.0;
 
-const std::array<VerbInfo, 10> verb_table = {{
+const std::array<VerbInfo, 11> verb_table = {{
     {Verb::ask, "ask", "[PROMPT...]", "answer one prompt: from the command line, --file or stdin",
      "dgemma ask \"What is the capital of France?\""},
     {Verb::eval, "eval", "", "run a file of prompts with known answers and count the right ones",
@@ -44,6 +44,9 @@ const std::array<VerbInfo, 10> verb_table = {{
      "dgemma quantize -m models/demo --profile q8 -o demo-q8"},
     {Verb::synth, "synth", "", "write a pack of random weights in real shapes, to measure speed with",
      "dgemma synth --preset 26b --layers 6 --format q4 -o synth-q4"},
+    {Verb::replay, "replay", "FILE",
+     "execute again what serve --record wrote, and say where it comes out differently",
+     "dgemma replay record.jsonl"},
     {Verb::bench, "bench", "", "measure load, prefill and denoising steps on this machine",
      "dgemma bench -m models/demo --prompt-tokens 512 --steps 5 --json"},
 }};
@@ -52,7 +55,7 @@ const std::array<VerbInfo, 10> verb_table = {{
 // clang-format off
 const std::array<FlagInfo, flag_count> flag_table = {{
     {.flag = Flag::model, .name = "model", .short_name = 'm', .kind = FlagKind::path,
-     .verbs = generating | info | doctor | tokenize | template_text | quantize | bench, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
+     .verbs = generating | replay | info | doctor | tokenize | template_text | quantize | bench, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
      .help = "a checkpoint: a directory, a safetensors file, or a name of the hub cache (org/name)"},
     {.flag = Flag::tokenizer, .name = "tokenizer", .kind = FlagKind::path,
      .verbs = tokenize | synth, .group = "Model", .value_name = "FILE", .fallback = "the model's; synth: none",
@@ -223,7 +226,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "the longest context, prompt and reply together, in tokens",
      .least = 1, .most = 16777216},
     {.flag = Flag::threads, .name = "threads", .short_name = 'j', .kind = FlagKind::whole,
-     .verbs = generating | doctor | packing | bench, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
+     .verbs = generating | replay | doctor | packing | bench, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
      .help = "how many threads compute",
      .least = 1, .most = 1024},
     {.flag = Flag::backend, .name = "backend", .kind = FlagKind::choice,
@@ -240,7 +243,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "the instruction set whose kernels the plain backend uses; doctor lists those that run here",
      .choices = {"baseline", "avx2", "avx512", "avx512_bf16_vnni", "neon", "neon_dot", "neon_i8mm_bf16"}},
     {.flag = Flag::json, .name = "json", .kind = FlagKind::toggle,
-     .verbs = generating | info | bench, .group = "Output", .fallback = "off",
+     .verbs = generating | replay | info | bench, .group = "Output", .fallback = "off",
      .help = "ask: events, one JSON object a line (docs/EVENTS.md); eval: the result as the last line;"
              " info: one object"},
     {.flag = Flag::jsonl, .name = "jsonl", .kind = FlagKind::toggle,

@@ -19,6 +19,7 @@ enum class Verb : std::uint8_t {
     parse,
     quantize,
     synth,
+    replay,
     bench
 };
 

@@ -26,7 +26,7 @@ int fail(Console& console, const Error& error) {
 }
 
 Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
-    if (verb != Verb::ask && !arguments.words().empty()) {
+    if (verb != Verb::ask && verb != Verb::replay && !arguments.words().empty()) {
         return Error{ErrorKind::usage,
                      fmt::format("{} takes flags only, and {} is none; see dgemma {} --help.",
                                  info_of(verb).name, quote(arguments.words().front()), info_of(verb).name)};
@@ -52,6 +52,8 @@ Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
             return run_quantize(arguments, console);
         case Verb::synth:
             return run_synth(arguments, console);
+        case Verb::replay:
+            return run_replay(arguments, console);
     }
     return 1;
 }

@@ -160,7 +160,7 @@ TEST(Arguments, SuggestsTheNearestFlagAndVerb) {
     EXPECT_EQ(message_of({"aks", "hello"}), "There is no command \"aks\"; did you mean ask?");
     EXPECT_EQ(message_of({"frobnicate"}),
               "There is no command \"frobnicate\"; the commands are ask, eval, info, doctor, tokenize, "
-              "template, parse, quantize, synth, bench.");
+              "template, parse, quantize, synth, replay, bench.");
     EXPECT_NE(message_of({"ask", "-Q"}).find("There is no flag \"-Q\""), std::string::npos);
     EXPECT_EQ(message_of({"ask", "--cases", "x"}), "--cases is no flag of ask; it belongs to eval.");
     EXPECT_EQ(message_of({"--steps", "3", "ask"}), "--steps goes after a command: dgemma ask --steps ...");
