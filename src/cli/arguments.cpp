@@ -48,6 +48,7 @@ Status check(const FlagInfo& flag, const std::string& where, const std::string& 
         }
         case FlagKind::text:
         case FlagKind::path:
+        case FlagKind::paths:
         case FlagKind::list:
             return value.empty() ? refuse() : Status();
         case FlagKind::guard: {
@@ -61,7 +62,9 @@ Status check(const FlagInfo& flag, const std::string& where, const std::string& 
     return {};
 }
 
-bool is_list(const FlagInfo& flag) { return flag.kind == FlagKind::list || flag.kind == FlagKind::guard; }
+bool is_list(const FlagInfo& flag) {
+    return flag.kind == FlagKind::list || flag.kind == FlagKind::paths || flag.kind == FlagKind::guard;
+}
 
 // A flag of no verb in particular (--help) belongs to all of them.
 bool belongs(const FlagInfo& flag, std::optional<Verb> verb) {

@@ -17,12 +17,12 @@ constexpr std::uint32_t ask = bit_of(Verb::ask), eval = bit_of(Verb::eval), info
                         doctor = bit_of(Verb::doctor), tokenize = bit_of(Verb::tokenize),
                         template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse),
                         quantize = bit_of(Verb::quantize), synth = bit_of(Verb::synth),
-                        replay = bit_of(Verb::replay), bench = bit_of(Verb::bench);
+                        replay = bit_of(Verb::replay), bench = bit_of(Verb::bench), serve = bit_of(Verb::serve);
 constexpr std::uint32_t generating = ask | eval, packing = quantize | synth;
 
 constexpr double most_u64 = 18446744073709551615.0;
 
-const std::array<VerbInfo, 11> verb_table = {{
+const std::array<VerbInfo, 12> verb_table = {{
     {Verb::ask, "ask", "[PROMPT...]", "answer one prompt: from the command line, --file or stdin",
      "dgemma ask \"What is the capital of France?\""},
     {Verb::eval, "eval", "", "run a file of prompts with known answers and count the right ones",
@@ -49,14 +49,17 @@ const std::array<VerbInfo, 11> verb_table = {{
      "dgemma replay record.jsonl"},
     {Verb::bench, "bench", "", "measure load, prefill and denoising steps on this machine",
      "dgemma bench -m models/demo --prompt-tokens 512 --steps 5 --json"},
+    {Verb::serve, "serve", "", "answer the clients of OpenAI's and Anthropic's APIs over HTTP",
+     "dgemma serve --port 8080"},
 }};
 
 // A member that is not named keeps its default. Four lines a flag, laid out by hand.
 // clang-format off
 const std::array<FlagInfo, flag_count> flag_table = {{
-    {.flag = Flag::model, .name = "model", .short_name = 'm', .kind = FlagKind::path,
-     .verbs = generating | replay | info | doctor | tokenize | template_text | quantize | bench, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
-     .help = "a checkpoint: a directory, a safetensors file, or a name of the hub cache (org/name)"},
+    {.flag = Flag::model, .name = "model", .short_name = 'm', .kind = FlagKind::paths,
+     .verbs = generating | replay | serve | info | doctor | tokenize | template_text | quantize | bench, .group = "Model", .value_name = "MODEL", .fallback = "the embedded demo, models/demo",
+     .help = "a checkpoint: a directory, a safetensors file, or a name of the hub cache (org/name); serve takes "
+             "NAME=MODEL too, and several"},
     {.flag = Flag::tokenizer, .name = "tokenizer", .kind = FlagKind::path,
      .verbs = tokenize | synth, .group = "Model", .value_name = "FILE", .fallback = "the model's; synth: none",
      .help = "a tokenizer.json, also gzipped, in place of a model; synth: to put into the pack",
@@ -66,7 +69,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "a chat_template.jinja in place of a model; it must be one of the known revisions",
      .environment = false},
     {.flag = Flag::template_fallback, .name = "template-fallback", .kind = FlagKind::choice,
-     .verbs = ask | template_text, .group = "Model", .value_name = "REVISION", .fallback = "refuse it",
+     .verbs = ask | serve | template_text, .group = "Model", .value_name = "REVISION", .fallback = "refuse it",
      .help = "the revision to use when the checkpoint's chat template is not a known one",
      .choices = {"canonical"}},
     {.flag = Flag::file, .name = "file", .short_name = 'f', .kind = FlagKind::path,
@@ -211,7 +214,7 @@ const std::array<FlagInfo, flag_count> flag_table = {{
              "approximation that the stats name; off with --exact",
      .choices = {"dense", "sparse"}},
     {.flag = Flag::exact, .name = "exact", .kind = FlagKind::toggle,
-     .verbs = generating, .group = "Denoising", .fallback = "off",
+     .verbs = generating | serve, .group = "Denoising", .fallback = "off",
      .help = "as the reference does it: no guards, no approximations"},
     {.flag = Flag::guard, .name = "guard", .kind = FlagKind::guard,
      .verbs = generating, .group = "Denoising", .value_name = "NAME", .fallback = "see docs/CONTRACT.md",
@@ -221,25 +224,66 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .verbs = generating, .group = "Denoising", .value_name = "NAME",
      .help = "turn a guard off; \"all\" for every one",
      .environment = false},
+    {.flag = Flag::host, .name = "host", .kind = FlagKind::text,
+     .verbs = serve, .group = "Server", .value_name = "ADDRESS", .fallback = "127.0.0.1, this machine alone",
+     .help = "where to listen; 0.0.0.0 is every address, and then there should be an --api-key"},
+    {.flag = Flag::port, .name = "port", .kind = FlagKind::whole,
+     .verbs = serve, .group = "Server", .value_name = "N", .fallback = "8080",
+     .help = "0 takes any free one and says which",
+     .least = 0, .most = 65535},
+    {.flag = Flag::api_key, .name = "api-key", .kind = FlagKind::list,
+     .verbs = serve, .group = "Server", .value_name = "KEY", .fallback = "everybody may ask",
+     .help = "a key that clients must send; may be given several times"},
+    {.flag = Flag::cors_origin, .name = "cors-origin", .kind = FlagKind::text,
+     .verbs = serve, .group = "Server", .value_name = "ORIGIN", .fallback = "*",
+     .help = "which web pages may ask; none allows no page"},
+    {.flag = Flag::lenient, .name = "lenient", .kind = FlagKind::toggle,
+     .verbs = serve, .group = "Server", .fallback = "off",
+     .help = "pass over fields that cannot be honoured, in place of refusing them"},
+    {.flag = Flag::tool_validate, .name = "tool-validate", .kind = FlagKind::toggle,
+     .verbs = serve, .group = "Server", .fallback = "off",
+     .help = "have tool calls that do not fit their schema made again"},
+    {.flag = Flag::tool_repair, .name = "tool-repair", .kind = FlagKind::toggle,
+     .verbs = serve, .group = "Server", .fallback = "off",
+     .help = "tell the model what was wrong with a tool call before it makes it again"},
+    {.flag = Flag::deadline, .name = "deadline", .kind = FlagKind::whole,
+     .verbs = serve, .group = "Server", .value_name = "SECONDS", .fallback = "none",
+     .help = "end every reply after this time, with what there is of it",
+     .least = 1, .most = 86400},
+    {.flag = Flag::max_queue, .name = "max-queue", .kind = FlagKind::whole,
+     .verbs = serve, .group = "Server", .value_name = "N", .fallback = "256",
+     .help = "how many requests may wait; more are told to come back later",
+     .least = 1, .most = 100000},
+    {.flag = Flag::max_running, .name = "max-running", .kind = FlagKind::whole,
+     .verbs = serve, .group = "Server", .value_name = "N", .fallback = "16",
+     .help = "how many requests are denoised together",
+     .least = 1, .most = 1024},
+    {.flag = Flag::cache_memory, .name = "cache-memory", .kind = FlagKind::whole,
+     .verbs = serve, .group = "Server", .value_name = "MIB", .fallback = "a quarter of this machine's",
+     .help = "what conversations may keep in memory",
+     .least = 1, .most = 16777216},
+    {.flag = Flag::record, .name = "record", .kind = FlagKind::path,
+     .verbs = serve, .group = "Server", .value_name = "FILE", .fallback = "none",
+     .help = "write every operation of the engine to a file, as JSON lines"},
     {.flag = Flag::ctx, .name = "ctx", .short_name = 'c', .kind = FlagKind::whole,
-     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "N", .fallback = "the checkpoint's",
+     .verbs = generating | serve | doctor | bench, .group = "Machine", .value_name = "N", .fallback = "the checkpoint's",
      .help = "the longest context, prompt and reply together, in tokens",
      .least = 1, .most = 16777216},
     {.flag = Flag::threads, .name = "threads", .short_name = 'j', .kind = FlagKind::whole,
-     .verbs = generating | replay | doctor | packing | bench, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
+     .verbs = generating | serve | replay | doctor | packing | bench, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
      .help = "how many threads compute",
      .least = 1, .most = 1024},
     {.flag = Flag::backend, .name = "backend", .kind = FlagKind::choice,
-     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "plain",
+     .verbs = generating | serve | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "plain",
      .help = "who computes: \"reference\" is the slow scalar oracle",
      .choices = {"plain", "reference"}},
     {.flag = Flag::precision, .name = "precision", .kind = FlagKind::choice,
-     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "mixed, and f32 with --exact",
+     .verbs = generating | serve | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "mixed, and f32 with --exact",
      .help = "f32 rounds nothing; bf16 rounds where the reference does; mixed computes in f32 and multiplies in what the "
              "weights are stored in, where this machine does that faster",
      .choices = {"mixed", "f32", "bf16"}},
     {.flag = Flag::cpu_isa, .name = "cpu-isa", .kind = FlagKind::choice,
-     .verbs = generating | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "the best this machine has",
+     .verbs = generating | serve | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "the best this machine has",
      .help = "the instruction set whose kernels the plain backend uses; doctor lists those that run here",
      .choices = {"baseline", "avx2", "avx512", "avx512_bf16_vnni", "neon", "neon_dot", "neon_i8mm_bf16"}},
     {.flag = Flag::json, .name = "json", .kind = FlagKind::toggle,
@@ -263,8 +307,9 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .help = "with --decode: leave special tokens out of the text",
      .environment = false},
     {.flag = Flag::stats, .name = "stats", .short_name = 'v', .kind = FlagKind::toggle,
-     .verbs = ask, .group = "Output", .fallback = "off",
-     .help = "what it took, on stderr: steps, blocks, why each ended, guards that fired, times"},
+     .verbs = ask | serve, .group = "Output", .fallback = "off",
+     .help = "what it took, on stderr: steps, blocks, why each ended, guards that fired, times; serve: a line for each "
+             "request, and for each prompt that a cache could not help"},
     {.flag = Flag::help, .name = "help", .short_name = 'h', .kind = FlagKind::toggle,
      .group = "General",
      .help = "show this help",
@@ -333,6 +378,7 @@ std::string range_text(const FlagInfo& flag) {
         case FlagKind::list:
             return "a text that is not empty";
         case FlagKind::path:
+        case FlagKind::paths:
             return "the name of a file or directory";
         case FlagKind::guard:
             return joined(guard_names());

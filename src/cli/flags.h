@@ -20,7 +20,8 @@ enum class Verb : std::uint8_t {
     quantize,
     synth,
     replay,
-    bench
+    bench,
+    serve
 };
 
 struct VerbInfo {
@@ -75,6 +76,18 @@ enum class Flag : std::uint8_t {
     exact,
     guard,
     no_guard,
+    host,
+    port,
+    api_key,
+    cors_origin,
+    lenient,
+    tool_validate,
+    tool_repair,
+    deadline,
+    max_queue,
+    max_running,
+    cache_memory,
+    record,
     ctx,
     threads,
     backend,
@@ -99,6 +112,7 @@ enum class FlagKind : std::uint8_t {
     choice,  // one of `choices`
     text,    // anything but nothing
     path,    // as text; help calls it a file
+    paths,   // the same, may be given several times
     list,    // text, may be given several times
     guard,   // a list of guard names, see guards.h
 };

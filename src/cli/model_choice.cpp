@@ -75,16 +75,13 @@ Result<text::TemplateRevision> template_of(const fs::path& directory, const Argu
     return revision;
 }
 
-namespace {
-
-// A tokenizer of another model gives ids that mean something else here, and no error of its own.
-Status check_fit(const text::Tokenizer& tokenizer, const model::Config& config, const fs::path& directory) {
-    if (tokenizer.vocab_size() != config.text.vocab_size) {
+Status check_fit(const text::Tokenizer& tokenizer, int vocabulary, const fs::path& directory) {
+    if (tokenizer.vocab_size() != vocabulary) {
         return Error{
             ErrorKind::invalid,
             fmt::format("The tokenizer of {} has {} tokens, and the model {}; it belongs to another model. "
                         "Download the model's own tokenizer.json.",
-                        quote(directory.string()), tokenizer.vocab_size(), config.text.vocab_size)};
+                        quote(directory.string()), tokenizer.vocab_size(), vocabulary)};
     }
     for (const std::string_view token : {"<bos>", "<|turn>", "<turn|>"}) {
         const std::int32_t id = tokenizer.id_of(token);
@@ -98,8 +95,6 @@ Status check_fit(const text::Tokenizer& tokenizer, const model::Config& config, 
     }
     return {};
 }
-
-}  // namespace
 
 std::vector<std::string> unexpected_tensors(const files::Checkpoint& checkpoint) {
     const auto text = checkpoint.config_text();
@@ -126,7 +121,7 @@ Result<OpenModel> open_model(const Arguments& arguments) {
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
     DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(checkpoint->path()));
     DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, load_options(arguments)));
-    DGEMMA_CHECK(check_fit(tokenizer, generator->config(), checkpoint->path()));
+    DGEMMA_CHECK(check_fit(tokenizer, generator->config().text.vocab_size, checkpoint->path()));
     return OpenModel{std::move(checkpoint), std::move(tokenizer), std::move(generator)};
 }
 

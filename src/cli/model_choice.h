@@ -30,6 +30,10 @@ Result<std::filesystem::path> chosen_model(const Arguments& arguments);
 Result<text::TemplateRevision> template_of(const std::filesystem::path& directory,
                                            const Arguments& arguments);
 
+// Errors: invalid, where the tokenizer is one of another model: its ids mean something else there, with no
+// error of their own.
+Status check_fit(const text::Tokenizer& tokenizer, int vocabulary, const std::filesystem::path& directory);
+
 // A model that is ready to answer. `checkpoint` stays where it is, because the generator reads from it.
 struct OpenModel {
     std::unique_ptr<files::Checkpoint> checkpoint;

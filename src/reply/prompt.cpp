@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 namespace dgemma::reply {
 
 namespace {
@@ -15,7 +17,7 @@ void put_bos_first(const text::Tokenizer& tokenizer, std::vector<std::int32_t>& 
 }  // namespace
 
 Result<Prompt> chat_prompt(const text::Tokenizer& tokenizer, text::TemplateRevision revision,
-                           const text::ChatInput& input) {
+                           const text::ChatInput& input, std::size_t most_bytes) {
     DGEMMA_TRY(const std::vector<text::Segment> segments, text::render_chat(revision, input));
     for (const text::Segment& segment : segments) {
         for (const std::string_view media : {"<|image|>", "<|audio|>", "<|video|>"}) {
@@ -25,6 +27,15 @@ Result<Prompt> chat_prompt(const text::Tokenizer& tokenizer, text::TemplateRevis
                              "leave it out."};
             }
         }
+    }
+    std::size_t bytes = 0;
+    for (const text::Segment& segment : segments) bytes += segment.text.size();
+    if (bytes > most_bytes) {
+        return Error{
+            ErrorKind::context_length,
+            fmt::format("The prompt has {} bytes, and whatever they say, not more than {} fit the context; "
+                        "shorten it.",
+                        bytes, most_bytes)};
     }
     return Prompt{tokenizer.encode(segments), text::ends_in_thought(segments)};
 }

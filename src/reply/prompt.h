@@ -1,6 +1,7 @@
 // From a conversation, or from template text, to what the model reads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -17,9 +18,10 @@ struct Prompt {
 };
 
 // A conversation in safe mode: what came with it makes no control tokens (contract/tokenizer.md 4). Errors:
-// those of the template; unsupported for images, audio and video.
+// those of the template; unsupported for images, audio and video; context_length for a rendering of more than
+// most_bytes, which is not tokenized.
 Result<Prompt> chat_prompt(const text::Tokenizer& tokenizer, text::TemplateRevision revision,
-                           const text::ChatInput& input);
+                           const text::ChatInput& input, std::size_t most_bytes = SIZE_MAX);
 
 // Template text: control tokens in it are control tokens; <bos> goes before it unless it is there
 // (contract/tokenizer.md 1.2).
