@@ -49,12 +49,15 @@ void print_text(const engine::Measurement& m, std::ostream& out) {
     out << fmt::format("load                {:.2f} s\n", m.load_seconds);
     out << fmt::format("prefill             {:.1f} tokens/s ({:.2f} s)\n", m.prefill_tokens_per_second,
                        m.prefill_seconds);
-    out << fmt::format("denoise step        {:.1f} ms (median, the first step left out)\n", m.median_step_ms);
+    out << fmt::format("denoise step        {:.2f} ms (median, the first step left out)\n", m.median_step_ms);
     for (std::size_t s = 0; s < backend::kStages; ++s) {
+        if (m.stage_ms[s] == 0) continue;  // not measured
         out << fmt::format("  {:<18}{:.1f} ms\n", backend::name_of(static_cast<Stage>(s)), m.stage_ms[s]);
     }
-    out << fmt::format("arithmetic          {:.0f} GFLOP/s, {:.0f} % of this machine's peak\n",
-                       2 * m.giga_multiply_adds_per_second, 100 * m.peak_fraction);
+    if (m.peak_fraction > 0) {
+        out << fmt::format("arithmetic          {:.0f} GFLOP/s, {:.0f} % of this machine's peak\n",
+                           2 * m.giga_multiply_adds_per_second, 100 * m.peak_fraction);
+    }
     for (std::size_t i = 0; i < backend::kArithmetics; ++i) {
         if (m.peaks[i] == 0) continue;
         out << fmt::format("  {:<18}{:.1f} G multiply-adds a step; peak {:.0f} G/s\n",
@@ -72,8 +75,22 @@ void print_text(const engine::Measurement& m, std::ostream& out) {
 }  // namespace
 
 Result<int> run_bench(const Arguments& arguments, Console& console) {
-    DGEMMA_TRY(const std::filesystem::path model, chosen_model(arguments));
-    DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+    const bool synthetic = arguments.given(Flag::preset);
+    if (!synthetic && (arguments.given(Flag::format) || arguments.given(Flag::layers))) {
+        return Error{
+            ErrorKind::usage,
+            "--format and --layers describe the random weights that --preset makes: add --preset 26b"};
+    }
+    if (synthetic && arguments.given(Flag::model)) {
+        return Error{ErrorKind::usage,
+                     "--preset measures random weights, and --model names a model: leave out "
+                     "one of them"};
+    }
+    std::optional<files::Checkpoint> checkpoint;
+    if (!synthetic) {
+        DGEMMA_TRY(const std::filesystem::path model, chosen_model(arguments));
+        DGEMMA_TRY(checkpoint, files::Checkpoint::open(model));
+    }
     if (arguments.text(Flag::canvas_length) == "shrink") {
         return Error{ErrorKind::usage,
                      fmt::format("{} shrink means nothing to bench, which measures one whole canvas; give a "
@@ -81,7 +98,9 @@ Result<int> run_bench(const Arguments& arguments, Console& console) {
                                  arguments.source(Flag::canvas_length))};
     }
     engine::MeasureOptions options;
-    options.prompt_tokens = arguments.whole_or(Flag::prompt_tokens, options.prompt_tokens);
+    options.prompt_tokens =
+        arguments.whole_or(Flag::context, arguments.whole_or(Flag::prompt_tokens, options.prompt_tokens));
+    options.batch = arguments.whole_or(Flag::batch, options.batch);
     options.steps = arguments.whole_or(Flag::steps, options.steps);
     options.canvas_length = arguments.whole_or(Flag::canvas_length, 0);
     if (arguments.text(Flag::self_conditioning) == "sparse") options.soft_cutoff = engine::kSparseCutoff;
@@ -90,11 +109,15 @@ Result<int> run_bench(const Arguments& arguments, Console& console) {
         if (console.err_is_terminal)
             console.err << fmt::format("\r{} {}/{}\x1b[K", what, done, total) << std::flush;
     };
+    const engine::LoadOptions load = load_options(arguments);
     const Result<engine::Measurement> measured =
-        engine::measure(checkpoint, load_options(arguments), options);
+        synthetic ? engine::measure_synthetic(arguments.text(Flag::preset).value_or("26b"),
+                                              arguments.whole_or(Flag::layers, 0),
+                                              arguments.text(Flag::format).value_or("bf16"), load, options)
+                  : engine::measure(*checkpoint, load, options);
     if (console.err_is_terminal) console.err << "\r\x1b[K" << std::flush;
     if (!measured) return measured.error();
-    warn_of_unexpected(checkpoint, console.err);
+    if (checkpoint) warn_of_unexpected(*checkpoint, console.err);
     if (arguments.on(Flag::json)) {
         const Machine machine = inspect_machine();
         console.out

@@ -10,6 +10,7 @@
 #include "cli/model_choice.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
+#include "engine/device.h"
 #include "engine/generator.h"
 
 namespace dgemma::cli {
@@ -68,12 +69,35 @@ void look_at_machine(const Machine& machine, const Arguments& arguments, Finding
     } else {
         findings.note("memory", "unknown");
     }
-    if (machine.nvidia_driver) {
-        findings.note("gpu",
-                      fmt::format("NVIDIA driver {}; this build has no CUDA backend, so the CPU computes",
-                                  *machine.nvidia_driver));
+}
+
+// Which GPUs there are, or why there are none, and who would compute.
+void look_at_gpus(const Machine& machine, const Arguments& arguments, Findings& findings) {
+    const auto gpus = engine::list_gpus();
+    if (!gpus) {
+        findings.note("gpu", machine.nvidia_driver ? fmt::format("NVIDIA driver {}, but {}",
+                                                                 *machine.nvidia_driver, gpus.error().message)
+                                                   : gpus.error().message);
     } else {
-        findings.note("gpu", "no NVIDIA driver; this build has no CUDA backend either, so the CPU computes");
+        for (const engine::Gpu& gpu : *gpus) {
+            const std::string text =
+                fmt::format("cuda:{} {}, compute capability {}.{}, {}, {} of it free", gpu.index, gpu.name,
+                            gpu.major, gpu.minor, bytes_text(gpu.memory_bytes), bytes_text(gpu.free_bytes));
+            if (gpu.usable) {
+                findings.ok("gpu", text);
+            } else {
+                findings.note("gpu", text + "; too old: 8.0 (Ampere) is the oldest we run on");
+            }
+        }
+    }
+    const engine::LoadOptions options = load_options(arguments);
+    const auto device = engine::choose_device(options.where);
+    if (!device) {
+        findings.fail("device", device.error().message);
+    } else if (device->backend == engine::BackendKind::cuda) {
+        findings.ok("device", fmt::format("{}: cuda:{} computes", options.where, device->index));
+    } else {
+        findings.ok("device", fmt::format("{}: the CPU computes", options.where));
     }
 }
 
@@ -126,6 +150,7 @@ Result<int> run_doctor(const Arguments& arguments, Console& console) {
     Findings findings(console.out);
     const Machine machine = inspect_machine();
     look_at_machine(machine, arguments, findings);
+    look_at_gpus(machine, arguments, findings);
     look_at_model(machine, arguments, findings);
     console.out << (findings.failed() ? "\nNot ready: see the lines that say FAIL.\n"
                                       : "\nReady: dgemma ask \"What is the capital of France?\"\n");

@@ -20,8 +20,8 @@ enum class Verb : std::uint8_t {
     quantize,
     synth,
     replay,
-    bench,
-    serve
+    verify,
+    bench
 };
 
 struct VerbInfo {
@@ -48,6 +48,8 @@ enum class Flag : std::uint8_t {
     raw,
     cases,
     prompt_tokens,
+    context,
+    batch,
     limit,
     exact_only,
     rows,
@@ -56,6 +58,8 @@ enum class Flag : std::uint8_t {
     profile,
     set,
     check,
+    scalar,
+    dump,
     preset,
     layers,
     format,
@@ -76,19 +80,9 @@ enum class Flag : std::uint8_t {
     exact,
     guard,
     no_guard,
-    host,
-    port,
-    api_key,
-    cors_origin,
-    lenient,
-    tool_validate,
-    tool_repair,
-    deadline,
-    max_queue,
-    max_running,
-    cache_memory,
-    record,
     ctx,
+    device,
+    vram,
     threads,
     backend,
     precision,
@@ -112,7 +106,6 @@ enum class FlagKind : std::uint8_t {
     choice,  // one of `choices`
     text,    // anything but nothing
     path,    // as text; help calls it a file
-    paths,   // the same, may be given several times
     list,    // text, may be given several times
     guard,   // a list of guard names, see guards.h
 };

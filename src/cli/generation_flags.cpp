@@ -17,6 +17,11 @@ engine::LoadOptions load_options(const Arguments& arguments) {
     options.precision = precision == "bf16"    ? backend::Precision::bf16
                         : precision == "mixed" ? backend::Precision::mixed
                                                : backend::Precision::f32;
+    // Asking for a way the CPU computes asks for the CPU.
+    options.where =
+        arguments.text(Flag::device)
+            .value_or(arguments.given(Flag::backend) || arguments.given(Flag::cpu_isa) ? "cpu" : "auto");
+    options.vram = arguments.whole(Flag::vram).value_or(0) << 20;
     options.cpu_isa = arguments.text(Flag::cpu_isa).value_or("");
     options.threads = arguments.whole_or(Flag::threads, 0);
     options.context = arguments.whole_or(Flag::ctx, 0);

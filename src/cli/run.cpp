@@ -46,6 +46,8 @@ Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
             return run_template(arguments, console);
         case Verb::parse:
             return run_parse(arguments, console);
+        case Verb::verify:
+            return run_verify(arguments, console);
         case Verb::bench:
             return run_bench(arguments, console);
         case Verb::quantize:
@@ -54,8 +56,6 @@ Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
             return run_synth(arguments, console);
         case Verb::replay:
             return run_replay(arguments, console);
-        case Verb::serve:
-            return run_serve(arguments, console);
     }
     return 1;
 }
