@@ -21,7 +21,8 @@ enum class Verb : std::uint8_t {
     synth,
     replay,
     verify,
-    bench
+    bench,
+    serve
 };
 
 struct VerbInfo {
@@ -80,6 +81,18 @@ enum class Flag : std::uint8_t {
     exact,
     guard,
     no_guard,
+    host,
+    port,
+    api_key,
+    cors_origin,
+    lenient,
+    tool_validate,
+    tool_repair,
+    deadline,
+    max_queue,
+    max_running,
+    cache_memory,
+    record,
     ctx,
     device,
     vram,
@@ -106,6 +119,7 @@ enum class FlagKind : std::uint8_t {
     choice,  // one of `choices`
     text,    // anything but nothing
     path,    // as text; help calls it a file
+    paths,   // the same, may be given several times
     list,    // text, may be given several times
     guard,   // a list of guard names, see guards.h
 };

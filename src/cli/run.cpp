@@ -56,6 +56,8 @@ Result<int> run_verb(Verb verb, const Arguments& arguments, Console& console) {
             return run_synth(arguments, console);
         case Verb::replay:
             return run_replay(arguments, console);
+        case Verb::serve:
+            return run_serve(arguments, console);
     }
     return 1;
 }

@@ -19,6 +19,7 @@ Result<int> run_parse(const Arguments& arguments, Console& console);
 Result<int> run_quantize(const Arguments& arguments, Console& console);
 Result<int> run_synth(const Arguments& arguments, Console& console);
 Result<int> run_replay(const Arguments& arguments, Console& console);
+Result<int> run_serve(const Arguments& arguments, Console& console);
 
 // A whole command line, from the words after the program's name to the exit code: 0 done, 1 it did not work,
 // 2 it was asked for wrongly, 130 and 143 interrupted. An error becomes one sentence on console.err.
