@@ -74,16 +74,20 @@ Result<Measurement> run(LoadedModel& loaded, double load_seconds, const MeasureO
         s.noise = diffusion::make_noise(diffusion::Noise::counter, denoising.seed, vocab);
         std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
         DGEMMA_CHECK(s.noise->initial_canvas({1000, 0}, prompt));
-        const auto start = Clock::now();
-        for (std::size_t done = 0; done < prompt.size();) {
-            const std::size_t count =
-                std::min(prompt.size() - done, static_cast<std::size_t>(s.cache->chunk()));
-            DGEMMA_CHECK(loaded.model->encode(*s.cache, std::span(prompt).subspan(done, count)));
-            done += count;
-            tell("prefill", static_cast<int>(done), options.prompt_tokens);
+        // The last one counts. A GPU has taken its working memory by then, and recorded the pass.
+        const int rounds = b == 0 && backend.name() == "cuda" ? 3 : 1;
+        for (int round = 0; round < rounds; ++round) {
+            s.cache->clear();
+            const auto start = Clock::now();
+            for (std::size_t done = 0; done < prompt.size();) {
+                const std::size_t count =
+                    std::min(prompt.size() - done, static_cast<std::size_t>(s.cache->chunk()));
+                DGEMMA_CHECK(loaded.model->encode(*s.cache, std::span(prompt).subspan(done, count)));
+                done += count;
+                tell("prefill", static_cast<int>(done), options.prompt_tokens);
+            }
+            prefill_seconds = seconds_since(start);
         }
-        // The last one's: by then working memory is there.
-        prefill_seconds = seconds_since(start);
         DGEMMA_TRY(auto denoiser, diffusion::Denoiser::start(
                                       denoising, {.length = length, .vocabulary = vocab}, *s.noise, {0, 0}));
         s.denoiser.emplace(std::move(denoiser));
