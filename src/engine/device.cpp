@@ -13,6 +13,7 @@ namespace dgemma::engine {
 Result<std::vector<Gpu>> list_gpus() {
     DGEMMA_TRY(const std::vector<backend::CudaDevice> devices, backend::cuda_devices());
     std::vector<Gpu> out;
+    out.reserve(devices.size());
     for (const backend::CudaDevice& d : devices)
         out.push_back({d.index, d.name, d.major, d.minor, d.memory_bytes, d.free_bytes, d.major >= 8});
     return out;

@@ -102,6 +102,7 @@ Result<Measurement> run(LoadedModel& loaded, double load_seconds, const MeasureO
         (void)backend.take_facts();
         const auto start = Clock::now();
         std::vector<model::Canvas> canvases;
+        canvases.reserve(sequences.size());
         for (Sequence& s : sequences) {
             canvases.push_back({.cache = s.cache.get(),
                                 .ids = s.denoiser->canvas(),
