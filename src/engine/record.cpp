@@ -208,7 +208,9 @@ std::string load_json(const LoadOptions& load) {
         .add("precision", precisions[static_cast<std::size_t>(load.precision)])
         .add("cpu_isa", load.cpu_isa)
         .add("threads", load.threads)
+        .add("where", load.where)
         .add("device", load.device)
+        .add("vram", load.vram)
         .add("context", load.context)
         .add("prefill_chunk", load.prefill_chunk);
     return line.text();

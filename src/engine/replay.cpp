@@ -90,7 +90,9 @@ LoadOptions load_of(const Json& json) {
                                             : backend::Precision::f32;
     load.cpu_isa = json.at("cpu_isa").get<std::string>();
     load.threads = json.at("threads").get<int>();
+    load.where = json.at("where").get<std::string>();
     load.device = json.at("device").get<int>();
+    load.vram = json.at("vram").get<std::uint64_t>();
     load.context = json.at("context").get<int>();
     load.prefill_chunk = json.at("prefill_chunk").get<int>();
     return load;
@@ -209,7 +211,8 @@ class Comparison final : public Record {
         ++report_.lines;
         lines_.advance();
     }
-    // Nothing is left to compare: the run ends here, maybe in the middle of a pass, if its process was killed.
+    // Nothing is left to compare: the run ends here, maybe in the middle of a pass, if its process was
+    // killed.
     [[nodiscard]] bool over() const {
         return lines_.end() || report_.difference.has_value() || lines_.text().starts_with("{\"record\":");
     }

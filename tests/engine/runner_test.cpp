@@ -143,7 +143,7 @@ TEST_F(RunnerTest, TheNextTurnGoesOnWhereTheLastOneEnded) {
 TEST_F(RunnerTest, WhatTheNextTurnBeginsWithIsEncodedInIdleTime) {
     make();
     engine::Request r = demo_request();
-    const Ids history =
+    Ids history =
         ids_of(question("What is the capital of France?") + "The capital of France is Paris.<turn|>\n");
     Ids delivered;
     r.next_prompt = [&](std::span<const std::int32_t> reply, const engine::EndEvent& end) {
@@ -296,8 +296,8 @@ TEST_F(RunnerTest, RequestsWaitForMemoryAndAllAreAnswered) {
     const std::uint64_t one =
         engine::request_bytes(demo_model(), 0, engine::check_request(demo_model(), r).value());
     make({.memory_bytes = 2 * one + one / 2});
-    std::vector<std::shared_ptr<Client>> all;
-    for (int i = 0; i < 6; ++i) all.push_back(submit(brief(filler(150, 21 + i))));
+    std::vector<std::shared_ptr<Client>> all(6);
+    for (int i = 0; i < 6; ++i) all[static_cast<std::size_t>(i)] = submit(brief(filler(150, 21 + i)));
     int most = 0;
     while (!runner->idle()) {
         ASSERT_TRUE(runner->tick());
