@@ -1,4 +1,5 @@
 // `ask`: one prompt, one reply.
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -79,6 +80,12 @@ Result<int> run_ask(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(reply::Prompt prompt, encode_ask(input, arguments, revision, model.tokenizer));
     DGEMMA_TRY(engine::Request request, request_of(arguments, model.generator->default_options()));
     request.prompt = std::move(prompt.ids);
+    // Keys and values grow with the reply; what the reply is sure to need is its prompt and what was asked
+    // for.
+    DGEMMA_CHECK(check_memory(
+        model.fit,
+        std::min(model.fit.longest, static_cast<std::int64_t>(request.prompt.size()) +
+                                        std::max<std::int64_t>(request.max_tokens, model.fit.least))));
     reply::answer_guards(request, model.tokenizer, prompt.ends_in_thought);
     const InterruptGuard interrupt;
     request.cancel = &interrupt.flag();

@@ -101,31 +101,29 @@ void look_at_gpus(const Machine& machine, const Arguments& arguments, Findings& 
     }
 }
 
-void look_at_model(const Machine& machine, const Arguments& arguments, Findings& findings) {
+void look_at_model(const Arguments& arguments, Findings& findings) {
     const auto path = chosen_model(arguments);
     if (!path) return findings.fail("model", path.error().message);
     const auto report = inspect(path.value());
     if (!report) return findings.fail("model", report.error().message);
     findings.ok("model", fmt::format("{}, {} parameters", path.value().string(),
                                      with_commas(static_cast<std::uint64_t>(report->parameters))));
-    const int context = arguments.whole_or(Flag::ctx, report->config.text.max_positions);
-    const CacheSize cache = cache_size(report->config.text, context);
-    const auto fixed =
-        static_cast<std::uint64_t>(report->weight_bytes + report->vector_bytes + report->logits_bytes);
-    const auto cached = static_cast<std::uint64_t>(
-        load_options(arguments).precision == backend::Precision::bf16 ? cache.bf16_bytes : cache.f32_bytes);
-    const std::string sizes =
-        fmt::format("{} of weights, mapped from disk, and up to {} for a context of {} tokens",
-                    bytes_text(static_cast<std::uint64_t>(report->weight_bytes)), bytes_text(cached),
-                    with_commas(static_cast<std::uint64_t>(context)));
-    if (machine.available_memory && fixed > *machine.available_memory) {
-        findings.note("model memory",
-                      sizes + "; that is more than is available, so it will read from disk over and over");
-    } else if (machine.available_memory && fixed + cached > *machine.available_memory) {
-        findings.note("model memory",
-                      sizes + "; a full context is more than is available: take a smaller --ctx");
+    if (const auto fit = fit_of(path.value(), arguments); !fit) {
+        findings.fail("model memory", fit.error().message);
     } else {
-        findings.ok("model memory", sizes);
+        const std::string sizes =
+            fmt::format("{} of weights, mapped from disk, and up to {} for a context of {} tokens in {}",
+                        bytes_text(fit->weights), bytes_text(fit->need(fit->longest) - fit->weights),
+                        with_commas(static_cast<std::uint64_t>(fit->longest)), name_of(fit->kv));
+        const std::int64_t fits = fit->largest_context();
+        if (fits == 0) {
+            findings.fail("model memory", check_memory(*fit, fit->least).error().message);
+        } else if (fits < fit->longest) {
+            findings.note("model memory", fmt::format("{}; {} tokens fit", sizes,
+                                                      with_commas(static_cast<std::uint64_t>(fits))));
+        } else {
+            findings.ok("model memory", sizes);
+        }
     }
     if (const auto revision = template_of(path.value(), arguments); !revision) {
         findings.fail("template", revision.error().message);
@@ -151,7 +149,7 @@ Result<int> run_doctor(const Arguments& arguments, Console& console) {
     const Machine machine = inspect_machine();
     look_at_machine(machine, arguments, findings);
     look_at_gpus(machine, arguments, findings);
-    look_at_model(machine, arguments, findings);
+    look_at_model(arguments, findings);
     console.out << (findings.failed() ? "\nNot ready: see the lines that say FAIL.\n"
                                       : "\nReady: dgemma ask \"What is the capital of France?\"\n");
     return findings.failed() ? 1 : 0;

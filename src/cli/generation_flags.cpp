@@ -22,6 +22,9 @@ engine::LoadOptions load_options(const Arguments& arguments) {
         arguments.text(Flag::device)
             .value_or(arguments.given(Flag::backend) || arguments.given(Flag::cpu_isa) ? "cpu" : "auto");
     options.vram = arguments.whole(Flag::vram).value_or(0) << 20;
+    if (const auto kv = arguments.text(Flag::kv)) {
+        options.kv = *kv == "f32" ? Dtype::f32 : *kv == "f16" ? Dtype::f16 : Dtype::bf16;
+    }
     options.cpu_isa = arguments.text(Flag::cpu_isa).value_or("");
     options.threads = arguments.whole_or(Flag::threads, 0);
     options.context = arguments.whole_or(Flag::ctx, 0);

@@ -73,7 +73,7 @@ std::int64_t growth(const model::TextConfig& text, Dtype type) {
 
 void size_memory(InfoReport& report) {
     const model::TextConfig& text = report.config.text;
-    report.logits_bytes = std::int64_t{2} * 4 * report.config.canvas_length * text.vocab_size;
+    report.logits_bytes = std::int64_t{4} * report.config.canvas_length * text.vocab_size;
     report.bf16_bytes_per_token = growth(text, Dtype::bf16);
     report.f32_bytes_per_token = growth(text, Dtype::f32);
     for (const std::int64_t context :

@@ -47,7 +47,7 @@ struct InfoReport {
     // Memory: the weights stay in the mapped files; what comes on top for one sequence on the CPU.
     std::int64_t weight_bytes = 0;  // of the tensors that are used
     std::int64_t vector_bytes = 0;  // f32 copies of the one-dimensional ones
-    std::int64_t logits_bytes = 0;  // a canvas of f32 logits, and that of the step before
+    std::int64_t logits_bytes = 0;  // a canvas of f32 logits
     std::vector<CacheSize>
         caches;  // at 1,024 and 32,768 tokens where the model allows them, and at its limit
     std::int64_t bf16_bytes_per_token = 0, f32_bytes_per_token = 0;  // beyond the sliding window

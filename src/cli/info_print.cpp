@@ -152,7 +152,7 @@ void print_memory(const InfoReport& report, std::ostream& out) {
     };
     line("weights, mapped from the files", report.weight_bytes);
     line("norms and scalars in f32", report.vector_bytes);
-    line("logits of a canvas and the last", report.logits_bytes);
+    line("logits of a canvas, f32", report.logits_bytes);
     for (const CacheSize& cache : report.caches) {
         line(fmt::format("cache of {} tokens, bf16", grouped(cache.context)), cache.bf16_bytes);
         line(fmt::format("cache of {} tokens, f32", grouped(cache.context)), cache.f32_bytes);

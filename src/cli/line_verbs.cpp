@@ -1,5 +1,6 @@
 // The commands that read and write JSON lines, and `info`: from flags to the functions that do the work.
 #include "cli/info.h"
+#include "cli/memory_fit.h"
 #include "cli/model_choice.h"
 #include "cli/parse.h"
 #include "cli/template.h"
@@ -21,6 +22,11 @@ Status check_jsonl(const Arguments& arguments) {
 
 Result<int> run_info(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const std::filesystem::path path, chosen_model(arguments));
+    if (arguments.on(Flag::fit)) {
+        DGEMMA_TRY(const MemoryFit fit, fit_of(path, arguments));
+        arguments.on(Flag::json) ? print_fit_json(fit, console.out) : print_fit(fit, console.out);
+        return fit.largest_context() > 0 ? 0 : 1;
+    }
     DGEMMA_TRY(const InfoReport report, inspect(path));
     if (arguments.on(Flag::json)) {
         print_json(report, console.out);

@@ -120,9 +120,14 @@ Result<OpenModel> open_model(const Arguments& arguments) {
     DGEMMA_TRY(files::Checkpoint opened, files::Checkpoint::open(path));
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
     DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(checkpoint->path()));
+    DGEMMA_TRY(const std::string config_text, checkpoint->config_text());
+    DGEMMA_TRY(const model::Config config,
+               model::parse_config(config_text, (checkpoint->path() / "config.json").string()));
+    DGEMMA_TRY(const MemoryFit fit, memory_fit(*checkpoint, config, arguments));
+    DGEMMA_CHECK(check_memory(fit, arguments.given(Flag::ctx) ? fit.longest : fit.least));
     DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, load_options(arguments)));
     DGEMMA_CHECK(check_fit(tokenizer, generator->config().text.vocab_size, checkpoint->path()));
-    return OpenModel{std::move(checkpoint), std::move(tokenizer), std::move(generator)};
+    return OpenModel{std::move(checkpoint), std::move(tokenizer), std::move(generator), fit};
 }
 
 }  // namespace dgemma::cli

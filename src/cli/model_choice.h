@@ -10,6 +10,7 @@
 
 #include "base/result.h"
 #include "cli/arguments.h"
+#include "cli/memory_fit.h"
 #include "engine/generator.h"
 #include "files/checkpoint.h"
 #include "text/chat_template.h"
@@ -39,9 +40,11 @@ struct OpenModel {
     std::unique_ptr<files::Checkpoint> checkpoint;
     text::Tokenizer tokenizer;
     std::unique_ptr<engine::Generator> generator;
+    MemoryFit fit;
 };
 
-// Errors: those of the files, of their text and of Generator::load.
+// Errors: those of the files, of their text and of Generator::load; io, before anything is loaded, where the
+// model does not fit into memory.
 Result<OpenModel> open_model(const Arguments& arguments);
 
 // The tensors that no part of the model reads; none where config.json cannot be read, which others say.

@@ -31,9 +31,11 @@ enum class BackendKind : std::uint8_t { plain, reference, cuda };
 
 struct LoadOptions {
     BackendKind backend = BackendKind::plain;
-    // f32 rounds nothing; bf16 follows the rounding points of contract/model.md 3. Keys and values are kept
-    // in it.
+    // f32 rounds nothing; bf16 follows the rounding points of contract/model.md 3.
     backend::Precision precision = backend::Precision::f32;
+    // Of keys and values: f32, bf16 or f16. Unset: f32 where the precision is f32 or the checkpoint's weights
+    // are, else bf16.
+    std::optional<Dtype> kv;
     std::string cpu_isa;      // of BackendKind::plain, one of cpu_isas(); empty: the best
     int threads = 0;          // 0: physical cores
     std::string where;        // of BackendKind::plain: as choose_device takes it; empty: cpu

@@ -84,6 +84,12 @@ Status check_gpu_memory(const files::Checkpoint& checkpoint, const LoadOptions& 
 
 std::vector<std::string_view> cpu_isas() { return backend::available_isas(); }
 
+Dtype kv_type_of(const LoadOptions& options, const model::Config& config) {
+    if (options.kv) return *options.kv;
+    const bool exact = options.precision == backend::Precision::f32 || config.dtype == Dtype::f32;
+    return exact && options.precision != backend::Precision::bf16 ? Dtype::f32 : Dtype::bf16;
+}
+
 Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
                                                 const LoadOptions& asked) {
     LoadOptions options = asked;
@@ -95,6 +101,10 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
     if (options.threads < 0 || options.context < 0 || options.prefill_chunk < 1) {
         return Error{ErrorKind::usage,
                      "threads and context cannot be negative, and a prefill chunk has at least one token"};
+    }
+    if (options.backend == BackendKind::cuda && options.kv == Dtype::f16) {
+        return Error{ErrorKind::usage,
+                     "the CUDA backend keeps keys and values in bf16 or f32: leave --kv f16 out"};
     }
     if (options.threads > 0 && !ThreadPool::can_make(options.threads)) {
         return Error{ErrorKind::io,
@@ -130,8 +140,11 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
     DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
     loaded->prefill_chunk = on_gpu ? std::max(options.prefill_chunk, 2048) : options.prefill_chunk;
-    // The GPU computes in bf16 where it is not told f32; the CPU's mixed precision keeps keys in f32.
-    loaded->kv_type = loaded->backend->precision() == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
+    // The GPU keeps keys in what it computes in.
+    const bool gpu_bf16 = on_gpu && loaded->backend->precision() == backend::Precision::bf16;
+    loaded->kv_type = !on_gpu || options.kv ? kv_type_of(options, loaded->config)
+                      : gpu_bf16            ? Dtype::bf16
+                                            : Dtype::f32;
     return loaded;
 }
 

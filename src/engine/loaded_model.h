@@ -30,6 +30,9 @@ struct LoadedModel {
     }
 };
 
+// What keys and values are kept in (LoadOptions::kv).
+Dtype kv_type_of(const LoadOptions& options, const model::Config& config);
+
 // The checkpoint must outlive the model. Errors: those of the files (not_found, invalid, unsupported), usage.
 Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpoint,
                                                 const LoadOptions& options);
