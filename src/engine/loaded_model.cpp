@@ -40,10 +40,6 @@ Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& option
     return made;
 }
 
-}  // namespace
-
-namespace {
-
 // What a GPU needs for the weights at least. 4- and 8-bit weights of the experts and the dense MLP stay as
 // they are, others become bf16.
 std::uint64_t gpu_weight_bytes(const files::Checkpoint& checkpoint) {
