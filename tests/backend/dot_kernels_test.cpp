@@ -238,6 +238,30 @@ TEST_P(Dots, BytesAreRoundedToTheNearest) {
 }
 
 // Whole numbers throughout, as large as they get: nothing saturates, nothing is lost.
+// What damaged weights make of a row: it says so and nothing else is harmed; next to nothing is nothing.
+TEST_P(Dots, RowsThatHaveNoCodes) {
+    constexpr std::int64_t k = 512, rows = 2;
+    const AffineWeight w(data, Encoding::affine8, 1, 32, k);
+    for (const float odd : {std::nanf(""), HUGE_VALF, -HUGE_VALF, 3e-37f, -1e-41f}) {
+        std::vector<float> x = data.floats(rows * k);
+        for (std::int64_t c = 0; c < k; ++c) {
+            float& v = x[static_cast<std::size_t>(k + c)];
+            v = std::isfinite(odd) ? odd : c == 300 ? odd : v;
+        }
+        const std::vector<float> out = product(*dots, ByteRows(*dots, x.data(), rows, k), rows, k, w);
+        for (std::int64_t i = 0; i < rows * 32; ++i) {
+            const float value = out[static_cast<std::size_t>(i)];
+            if (i / 32 != 1) {
+                EXPECT_TRUE(std::isfinite(value)) << odd << " at " << i;
+            } else if (std::isfinite(odd)) {
+                EXPECT_LE(std::abs(value), 1e-30f) << odd;
+            } else {
+                EXPECT_FALSE(std::isfinite(value)) << odd;
+            }
+        }
+    }
+}
+
 TEST_P(Dots, TheLargestCodesSumExactly) {
     constexpr std::int64_t k = kByteBlock;
     for (const Encoding encoding : {Encoding::affine8, Encoding::affine4}) {

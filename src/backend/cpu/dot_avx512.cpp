@@ -267,11 +267,14 @@ void quantise_row(const float* x, std::int64_t k, std::int64_t rows, std::int64_
         float largest;
         std::memcpy(&largest, &most, 4);
         const float scale = largest / 127.0f;
-        const __m512 inverse = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
+        const __m512 inverse = _mm512_set1_ps(bytes_per_unit(largest));
+        const __m512i kept = _mm512_set1_epi32(__builtin_isfinite(largest) ? -1 : 0);
         scales[begin / kByteBlock * rows + r] = scale;
         for (std::int64_t g = begin; g < end; g += 32) {
-            const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g), inverse));
-            const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g + 16), inverse));
+            const __m512i low =
+                _mm512_and_si512(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g), inverse)), kept);
+            const __m512i high = _mm512_and_si512(
+                _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + g + 16), inverse)), kept);
             sums[g / 32 * rows + r] =
                 static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(low, high)));
             alignas(16) std::int32_t quads[8];

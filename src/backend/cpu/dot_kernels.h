@@ -26,6 +26,14 @@ struct BytePanel {
     const float* sums = nullptr;    // [groups][rows]
 };
 
+// What a block of activations whose largest is `largest` is multiplied by to become codes. Zero for a block
+// that holds nothing a product would notice, or that is not finite: that one has no codes, and its scale,
+// which is not finite either, makes its row's results so. Always inlined: every file that uses it is compiled
+// for another machine.
+[[gnu::always_inline]] static inline float bytes_per_unit(float largest) {
+    return largest > 1e-36f && __builtin_isfinite(largest) ? 127.0f / largest : 0.0f;
+}
+
 struct DotKernels {
     int bf16_rows;   // of a panel of bf16 activations, at most
     int pair_words;  // 32-bit words that two of them take there

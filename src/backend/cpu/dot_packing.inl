@@ -129,11 +129,12 @@ inline void quantise(const float* x, std::int64_t k, std::int64_t rows, float* s
         float largest;
         std::memcpy(&largest, &most, 4);
         scales[begin / kByteBlock * rows] = largest / 127.0f;
-        const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+        const float inverse = bytes_per_unit(largest);
+        const IntVec kept = IntVec{} - (__builtin_isfinite(largest) ? 1 : 0);
         for (std::int64_t g = begin; g < end; g += 32) {
             IntVec sum{};
             for (int i = 0; i < 32; i += kLanes) {
-                const IntVec codes = round_to_int(load<Vec>(x + g + i) * inverse);
+                const IntVec codes = round_to_int(load<Vec>(x + g + i) * inverse) & kept;
                 sum += codes;
                 // Each byte to its place within a word, then two lanes together and two more.
                 const auto two = (LongVec)((UintVec)(codes & 255) << place);
