@@ -17,8 +17,8 @@ constexpr std::uint32_t ask = bit_of(Verb::ask), eval = bit_of(Verb::eval), info
                         doctor = bit_of(Verb::doctor), tokenize = bit_of(Verb::tokenize),
                         template_text = bit_of(Verb::template_text), parse = bit_of(Verb::parse),
                         quantize = bit_of(Verb::quantize), synth = bit_of(Verb::synth),
-                        replay = bit_of(Verb::replay),
-                        bench = bit_of(Verb::bench), verify = bit_of(Verb::verify), serve = bit_of(Verb::serve);
+                        replay = bit_of(Verb::replay), bench = bit_of(Verb::bench),
+                        verify = bit_of(Verb::verify), serve = bit_of(Verb::serve);
 constexpr std::uint32_t generating = ask | eval, packing = quantize | synth;
 
 constexpr double most_u64 = 18446744073709551615.0;
@@ -309,11 +309,11 @@ const std::array<FlagInfo, flag_count> flag_table = {{
              "weights are stored in, where this machine does that faster",
      .choices = {"mixed", "f32", "bf16"}},
     {.flag = Flag::kv, .name = "kv", .kind = FlagKind::choice,
-     .verbs = generating | info | doctor | bench, .group = "Machine", .value_name = "TYPE", .fallback = "bf16; f32 for a checkpoint in it and with --exact",
+     .verbs = generating | serve | info | doctor | bench, .group = "Machine", .value_name = "TYPE", .fallback = "bf16; f32 for a checkpoint in it and with --exact",
      .help = "what keys and values are kept in",
      .choices = {"bf16", "f16", "f32"}},
     {.flag = Flag::memory, .name = "memory", .kind = FlagKind::text,
-     .verbs = ask | eval | info | doctor, .group = "Machine", .value_name = "SIZE", .fallback = "the machine's, or its container's",
+     .verbs = generating | serve | info | doctor, .group = "Machine", .value_name = "SIZE", .fallback = "the machine's, or its container's",
      .help = "what weights, keys and values may take, such as 24G; a model that needs more is refused"},
     {.flag = Flag::fit, .name = "fit", .kind = FlagKind::toggle,
      .verbs = info, .group = "Output", .fallback = "off",

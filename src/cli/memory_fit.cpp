@@ -16,6 +16,7 @@
 #include "cli/generation_flags.h"
 #include "cli/machine.h"
 #include "cli/words.h"
+#include "engine/device.h"
 #include "engine/loaded_model.h"
 #include "model/tensor_list.h"
 
@@ -87,21 +88,38 @@ Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const model::C
     if (const auto memory = arguments.text(Flag::memory)) {
         fit.limit = read_size(*memory);
         if (!fit.limit)
-            return Error{ErrorKind::usage,
-                         fmt::format("--memory takes a size such as 24G or 512M, and {} is none.",
-                                     quote(*memory))};
+            return Error{
+                ErrorKind::usage,
+                fmt::format("--memory takes a size such as 24G or 512M, and {} is none.", quote(*memory))};
     } else {
         fit.limit = inspect_machine().memory;
     }
     return fit;
 }
 
-Result<MemoryFit> fit_of(const std::filesystem::path& model, const Arguments& arguments) {
-    DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+namespace {
+
+Result<MemoryFit> fit_of(const files::Checkpoint& checkpoint, const Arguments& arguments) {
     DGEMMA_TRY(const std::string text, checkpoint.config_text());
     DGEMMA_TRY(const model::Config config,
                model::parse_config(text, (checkpoint.path() / "config.json").string()));
     return memory_fit(checkpoint, config, arguments);
+}
+
+}  // namespace
+
+Result<MemoryFit> fit_of(const std::filesystem::path& model, const Arguments& arguments) {
+    DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+    return fit_of(checkpoint, arguments);
+}
+
+Result<MemoryFit> fit_for_loading(const files::Checkpoint& checkpoint, const Arguments& arguments) {
+    DGEMMA_TRY(MemoryFit fit, fit_of(checkpoint, arguments));
+    const std::string where = load_options(arguments).where;
+    DGEMMA_TRY(const engine::Device device, engine::choose_device(where.empty() ? "cpu" : where));
+    if (device.backend == engine::BackendKind::cuda) fit.limit.reset();
+    DGEMMA_CHECK(check_memory(fit, arguments.given(Flag::ctx) ? fit.longest : fit.least));
+    return fit;
 }
 
 void print_fit(const MemoryFit& fit, std::ostream& out) {

@@ -41,6 +41,11 @@ Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const model::C
 // The same of a checkpoint that is not open. Errors: those of its files and of its config.json, too.
 Result<MemoryFit> fit_of(const std::filesystem::path& model, const Arguments& arguments);
 
+// Before loading: what the model needs. On a GPU it is not held against this machine's memory. Errors: those
+// of config.json, usage; io, with the numbers, where not even the least context, or the --ctx asked for,
+// fits.
+Result<MemoryFit> fit_for_loading(const files::Checkpoint& checkpoint, const Arguments& arguments);
+
 // `info --fit`: a line a number, or one JSON object.
 void print_fit(const MemoryFit& fit, std::ostream& out);
 void print_fit_json(const MemoryFit& fit, std::ostream& out);

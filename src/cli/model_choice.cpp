@@ -7,7 +7,6 @@
 
 #include "base/quote.h"
 #include "cli/generation_flags.h"
-#include "engine/device.h"
 #include "files/locate.h"
 #include "files/mapping.h"
 #include "model/tensor_list.h"
@@ -121,17 +120,8 @@ Result<OpenModel> open_model(const Arguments& arguments) {
     DGEMMA_TRY(files::Checkpoint opened, files::Checkpoint::open(path));
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
     DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(checkpoint->path()));
-    DGEMMA_TRY(const std::string config_text, checkpoint->config_text());
-    DGEMMA_TRY(const model::Config config,
-               model::parse_config(config_text, (checkpoint->path() / "config.json").string()));
-    DGEMMA_TRY(MemoryFit fit, memory_fit(*checkpoint, config, arguments));
-    const engine::LoadOptions options = load_options(arguments);
-    DGEMMA_TRY(const engine::Device device,
-               engine::choose_device(options.where.empty() ? "cpu" : options.where));
-    // A GPU has memory of its own, and is asked about it when the model is loaded.
-    if (device.backend == engine::BackendKind::cuda) fit.limit.reset();
-    DGEMMA_CHECK(check_memory(fit, arguments.given(Flag::ctx) ? fit.longest : fit.least));
-    DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, options));
+    DGEMMA_TRY(const MemoryFit fit, fit_for_loading(*checkpoint, arguments));
+    DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, load_options(arguments)));
     DGEMMA_CHECK(check_fit(tokenizer, generator->config().text.vocab_size, checkpoint->path()));
     return OpenModel{std::move(checkpoint), std::move(tokenizer), std::move(generator), fit};
 }

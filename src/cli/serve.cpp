@@ -102,6 +102,7 @@ Result<std::shared_ptr<server::ServedModel>> open_served(const Named& model, con
     DGEMMA_TRY(files::Checkpoint opened, files::Checkpoint::open(model.path));
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
     const fs::path directory = checkpoint->path();
+    DGEMMA_CHECK(fit_for_loading(*checkpoint, arguments));
     DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(directory));
     DGEMMA_TRY(const text::TemplateRevision revision, template_of(directory, arguments));
     DGEMMA_TRY(auto port, server::open_port(std::move(checkpoint), load_options(arguments),
