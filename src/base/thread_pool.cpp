@@ -18,8 +18,29 @@ struct ThreadPool::Loop {
     std::atomic<std::int64_t> next{0};
 };
 
+namespace {
+
+// A pass of a small model is hundreds of loops of some microseconds: as long as the next one may be about to
+// come, looking for it is cheaper than being woken. Some tens of microseconds of it.
+constexpr int kPatience = 2000;
+
+template <class Condition>
+void look_for(int rounds, Condition condition) {
+    for (int i = 0; i < rounds && !condition(); ++i) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+}
+
+}  // namespace
+
 ThreadPool::ThreadPool(int threads) {
     assert(threads >= 1);
+    // Threads that have to share a processor must not keep it from each other.
+    if (threads <= static_cast<int>(std::thread::hardware_concurrency())) patience_ = kPatience;
     try {
         for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
@@ -49,8 +70,9 @@ void ThreadPool::share(Loop& loop) {
 
 void ThreadPool::work() {
     std::uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
     for (;;) {
+        look_for(patience_, [&] { return stop_ || generation_ != seen; });
+        std::unique_lock lock(mutex_);
         wake_.wait(lock, [&] { return stop_ || (loop_ != nullptr && generation_ != seen); });
         if (stop_) return;
         seen = generation_;
@@ -80,8 +102,12 @@ void ThreadPool::parallel_for(std::int64_t items, std::int64_t grain,
     }
     wake_.notify_all();
     share(loop);
+    {
+        const std::lock_guard lock(mutex_);
+        loop_ = nullptr;  // a worker that wakes from here on finds nothing; those inside are waited for
+    }
+    look_for(patience_, [&] { return busy_ == 0; });
     std::unique_lock lock(mutex_);
-    loop_ = nullptr;  // a worker that wakes from here on finds nothing; those inside are waited for
     idle_.wait(lock, [&] { return busy_ == 0; });
 }
 

@@ -45,9 +45,10 @@ class ThreadPool {
     std::mutex mutex_;
     std::condition_variable wake_, idle_;
     Loop* loop_ = nullptr;
-    std::uint64_t generation_ = 0;
-    int busy_ = 0;
-    bool stop_ = false;
+    std::atomic<std::uint64_t> generation_ = 0;  // written under the mutex, as the two below
+    std::atomic<int> busy_ = 0;
+    std::atomic<bool> stop_ = false;
+    int patience_ = 0;  // rounds of looking before a thread goes to sleep
 };
 
 }  // namespace dgemma
