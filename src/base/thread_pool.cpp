@@ -35,14 +35,44 @@ void look_for(int rounds, Condition condition) {
     }
 }
 
+// The first logical processor of each physical core that this process may use; none where nobody says.
+std::vector<int> core_processors() {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return {};
+    std::set<std::pair<int, int>> cores;  // (package, core)
+    std::vector<int> first;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+        int package = 0;
+        int core = cpu;
+        std::ifstream(topology + "physical_package_id") >> package;
+        if (!(std::ifstream(topology + "core_id") >> core)) core = cpu;
+        if (cores.emplace(package, core).second) first.push_back(cpu);
+    }
+    return first;
+}
+
+// Keeps the calling thread on the core of its place. Where the system does not let it, it computes elsewhere.
+void stay_on(const std::vector<int>& cores, std::size_t place) {
+    if (place >= cores.size()) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cores[place], &one);
+    sched_setaffinity(0, sizeof(one), &one);
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads, bool pin) {
     assert(threads >= 1);
+    if (pin) cores_ = core_processors();
     // Threads that have to share a processor must not keep it from each other.
     if (threads <= static_cast<int>(std::thread::hardware_concurrency())) patience_ = kPatience;
     try {
-        for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+        for (int i = 1; i < threads; ++i)
+            workers_.emplace_back([this, i] { work(static_cast<std::size_t>(i)); });
     } catch (const std::system_error&) {
         // A limit on processes or memory; those there are do the work, and results do not depend on their
         // number.
@@ -68,7 +98,8 @@ void ThreadPool::share(Loop& loop) {
     }
 }
 
-void ThreadPool::work() {
+void ThreadPool::work(std::size_t place) {
+    stay_on(cores_, place);
     std::uint64_t seen = 0;
     for (;;) {
         look_for(patience_, [&] { return stop_ || generation_ != seen; });
@@ -88,6 +119,11 @@ void ThreadPool::work() {
 void ThreadPool::parallel_for(std::int64_t items, std::int64_t grain,
                               const std::function<void(std::int64_t, std::int64_t)>& body) {
     if (items <= 0) return;
+    thread_local const ThreadPool* at_home = nullptr;  // the pool whose core this thread is on
+    if (!cores_.empty() && at_home != this) {
+        stay_on(cores_, 0);
+        at_home = this;
+    }
     grain = std::max<std::int64_t>(grain, 1);
     if (workers_.empty() || items <= grain) {
         for (std::int64_t i = 0; i < items; i += grain) body(i, std::min(i + grain, items));
@@ -112,24 +148,9 @@ void ThreadPool::parallel_for(std::int64_t items, std::int64_t grain,
 }
 
 int ThreadPool::default_threads() {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
-        return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    }
-    std::set<std::pair<int, int>> cores;  // (package, core)
-    int logical = 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-        if (!CPU_ISSET(cpu, &allowed)) continue;
-        ++logical;
-        const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-        int package = 0;
-        int core = cpu;
-        std::ifstream(topology + "physical_package_id") >> package;
-        if (!(std::ifstream(topology + "core_id") >> core)) core = cpu;
-        cores.emplace(package, core);
-    }
-    return std::max(1, std::min(logical, static_cast<int>(cores.size())));
+    const std::vector<int> cores = core_processors();
+    return cores.empty() ? std::max(1, static_cast<int>(std::thread::hardware_concurrency()))
+                         : static_cast<int>(cores.size());
 }
 
 }  // namespace dgemma

@@ -18,7 +18,9 @@ class ThreadPool {
   public:
     // threads: how many work on a loop, the caller included; at least 1. Where the system makes fewer, the
     // pool works with those: threads() says how many.
-    explicit ThreadPool(int threads);
+    // pin: each stays on a physical core of its own, as far as there are so many; the calling thread from its
+    // first loop on.
+    explicit ThreadPool(int threads, bool pin = false);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
@@ -38,7 +40,7 @@ class ThreadPool {
 
   private:
     struct Loop;
-    void work();
+    void work(std::size_t place);
     static void share(Loop& loop);
 
     std::vector<std::thread> workers_;
@@ -48,7 +50,8 @@ class ThreadPool {
     std::atomic<std::uint64_t> generation_ = 0;  // written under the mutex, as the two below
     std::atomic<int> busy_ = 0;
     std::atomic<bool> stop_ = false;
-    int patience_ = 0;  // rounds of looking before a thread goes to sleep
+    std::vector<int> cores_;  // to stay on: one logical processor of each; none: wherever the system likes
+    int patience_ = 0;        // rounds of looking before a thread goes to sleep
 };
 
 }  // namespace dgemma

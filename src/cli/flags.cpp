@@ -299,6 +299,10 @@ const std::array<FlagInfo, flag_count> flag_table = {{
      .verbs = generating | replay | serve | doctor | packing | bench | verify, .group = "Machine", .value_name = "N", .fallback = "one per physical core",
      .help = "how many threads compute",
      .least = 1, .most = 1024},
+    {.flag = Flag::pin, .name = "pin", .kind = FlagKind::toggle,
+     .verbs = generating | serve | bench, .group = "Machine", .fallback = "off",
+     .help = "keep each thread on a physical core of its own: steadier where nothing else runs, slower where something "
+             "does"},
     {.flag = Flag::backend, .name = "backend", .kind = FlagKind::choice,
      .verbs = generating | serve | doctor | bench, .group = "Machine", .value_name = "NAME", .fallback = "plain",
      .help = "how the CPU computes, which this chooses: \"reference\" is the slow scalar oracle",

@@ -97,6 +97,7 @@ enum class Flag : std::uint8_t {
     device,
     vram,
     threads,
+    pin,
     backend,
     precision,
     kv,

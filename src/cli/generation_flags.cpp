@@ -26,6 +26,7 @@ engine::LoadOptions load_options(const Arguments& arguments) {
         options.kv = *kv == "f32" ? Dtype::f32 : *kv == "f16" ? Dtype::f16 : Dtype::bf16;
     }
     options.cpu_isa = arguments.text(Flag::cpu_isa).value_or("");
+    options.pin = arguments.on(Flag::pin);
     options.threads = arguments.whole_or(Flag::threads, 0);
     options.context = arguments.whole_or(Flag::ctx, 0);
     return options;

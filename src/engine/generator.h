@@ -38,6 +38,7 @@ struct LoadOptions {
     std::optional<Dtype> kv;
     std::string cpu_isa;      // of BackendKind::plain, one of cpu_isas(); empty: the best
     int threads = 0;          // 0: physical cores
+    bool pin = false;         // each thread stays on a core of its own
     std::string where;        // of BackendKind::plain: as choose_device takes it; empty: cpu
     int device = 0;           // of BackendKind::cuda
     std::uint64_t vram = 0;   // of a GPU: most bytes of its memory to use; 0: all that are free

@@ -30,7 +30,7 @@ Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& option
     }
     const int threads = options.threads > 0 ? options.threads : ThreadPool::default_threads();
     std::unique_ptr<backend::Backend> made =
-        backend::make_plain_backend(options.precision, threads, options.cpu_isa);
+        backend::make_plain_backend(options.precision, threads, options.cpu_isa, options.pin);
     if (made == nullptr) {
         return Error{
             ErrorKind::usage,

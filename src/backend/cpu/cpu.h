@@ -25,7 +25,8 @@ std::vector<std::string_view> available_isas();
 
 // Threaded kernels for the instruction set of this name; empty for the best one. Null where this machine
 // cannot run it.
-std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa = {});
+std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa = {},
+                                            bool pin = false);
 
 namespace cpu {
 

@@ -30,10 +30,11 @@ constexpr std::int64_t kRowGrain = 4;     // rows of elementwise work a thread t
 
 class PlainBackend final : public HostBackend {
   public:
-    PlainBackend(Precision precision, int threads, const PlainKernels& kernels, const DotKernels* dots)
+    PlainBackend(Precision precision, int threads, bool pin, const PlainKernels& kernels,
+                 const DotKernels* dots)
         : HostBackend(precision),
           bf16_(precision == Precision::bf16),
-          pool_(threads),
+          pool_(threads, pin),
           kernels_(kernels),
           products_({&kernels, dots}, pool_),
           exact_products_({&kernels, nullptr}, pool_) {}
@@ -443,11 +444,12 @@ class PlainBackend final : public HostBackend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa) {
+std::unique_ptr<Backend> make_plain_backend(Precision precision, int threads, std::string_view isa,
+                                            bool pin) {
     const cpu::InstructionSet* set = cpu::instruction_set_named(isa);
     if (set == nullptr) return nullptr;
     const cpu::DotKernels* dots = precision == Precision::mixed ? set->dots : nullptr;
-    return std::make_unique<PlainBackend>(precision, threads, *set->plain, dots);
+    return std::make_unique<PlainBackend>(precision, threads, pin, *set->plain, dots);
 }
 
 }  // namespace dgemma::backend
