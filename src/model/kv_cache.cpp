@@ -46,7 +46,8 @@ KvCache::KvCache(const Config& config, backend::Backend& backend, std::int64_t c
       type_(type),
       window_(config.text.sliding_window - 1),
       ring_slots_(ring_slots(config.text, chunk + rewind_tokens)) {
-    assert(chunk > 0 && rewind_tokens >= 0 && (type == Dtype::f32 || type == Dtype::bf16 || type == Dtype::f16));
+    assert(chunk > 0 && rewind_tokens >= 0 &&
+           (type == Dtype::f32 || type == Dtype::bf16 || type == Dtype::f16));
     constexpr std::int64_t beyond_any_position = std::int64_t{1} << 40;
     for (const LayerConfig& layer : config.text.layers) {
         Layer& l = layers_.emplace_back();

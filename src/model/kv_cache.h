@@ -17,8 +17,8 @@ namespace dgemma::model {
 // further.
 class KvCache {
   public:
-    // chunk: the most tokens one encode call may add. type: f32, bf16 or f16. rewind_tokens: how far a cache can
-    // be taken back for certain, however long it is, after the chunk written last.
+    // chunk: the most tokens one encode call may add. type: f32, bf16 or f16. rewind_tokens: how far a cache
+    // can be taken back for certain, however long it is, after the chunk written last.
     KvCache(const Config& config, backend::Backend& backend, std::int64_t chunk, Dtype type,
             std::int64_t rewind_tokens = 0);
 

@@ -31,7 +31,9 @@ const std::map<std::string, Rooms> allowed = {
     {"reply", {"engine", "text", "base"}},
     {"train", {"engine", "text", "media", "model", "diffusion", "backend", "files", "base"}},
     {"server", {"reply", "engine", "text", "media", "model", "diffusion", "files", "base"}},
-    {"cli", {"server", "train", "reply", "engine", "text", "media", "model", "diffusion", "backend", "files", "base"}},
+    {"cli",
+     {"server", "train", "reply", "engine", "text", "media", "model", "diffusion", "backend", "files",
+      "base"}},
 };
 
 struct Include {
