@@ -390,9 +390,10 @@ class Commands(unittest.TestCase):
         return os.waitstatus_to_exitcode(status), seen.decode(errors="replace")
 
     def test_on_a_terminal_the_canvas_is_drawn_and_taken_away(self):
-        code, seen = self.in_terminal(["ask", "What is the capital of France?"])
+        # The oracle is slow enough that no pass is over before the next frame may be drawn.
+        code, seen = self.in_terminal(["ask", "--backend", "reference", "What is the capital of France?"])
         self.assertEqual(code, 0)
-        self.assertRegex(seen, r"step [12] of 48")  # a frame is left out where two passes are quicker than it
+        self.assertIn("step 1 of 48", seen)
         self.assertTrue(seen.endswith("\x1b[JThe capital of France is Paris.\r\n"), repr(seen[-200:]))
 
     def test_interrupting_leaves_the_terminal_as_it_was(self):
