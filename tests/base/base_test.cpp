@@ -1,17 +1,13 @@
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include "base/counter_rng.h"
 #include "base/dtype.h"
 #include "base/result.h"
 #include "base/tensor.h"
-#include "base/thread_pool.h"
 
 namespace dgemma {
 namespace {
@@ -44,40 +40,6 @@ TEST(Philox, KnownAnswers) {
     EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
               (std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
-
-TEST(ThreadPool, CoversEveryItemOnce) {
-    for (const int threads : {1, 2, 5}) {
-        ThreadPool pool(threads);
-        for (int round = 0; round < 200; ++round) {
-            std::vector<std::atomic<int>> seen(97);
-            pool.parallel_for(97, 1 + round % 7, [&](std::int64_t begin, std::int64_t end) {
-                for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
-            });
-            for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
-        }
-    }
-}
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-void work_in_little_space() {
-    rlimit little;
-    little.rlim_cur = little.rlim_max = rlim_t{512} << 20;
-    setrlimit(RLIMIT_AS, &little);
-    if (ThreadPool::can_make(1024)) std::exit(1);
-    ThreadPool pool(1024);
-    std::atomic<int> sum = 0;
-    pool.parallel_for(100, 1, [&](std::int64_t begin, std::int64_t) { sum += static_cast<int>(begin); });
-    std::exit(sum == 4950 ? 0 : 2);
-}
-
-// A limit on address space leaves no room for so many stacks; the pool does with fewer and says so.
-TEST(ThreadPool, DoesWithTheThreadsThereAre) {
-    EXPECT_TRUE(ThreadPool::can_make(3));
-    EXPECT_EXIT(work_in_little_space(), ::testing::ExitedWithCode(0), "");
-}
-#endif
-
-TEST(ThreadPool, CountsAtLeastOneCore) { EXPECT_GE(ThreadPool::default_threads(), 1); }
 
 Result<int> half(int x) {
     if (x % 2 != 0) return Error{ErrorKind::invalid, "odd"};

@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -8,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 namespace dgemma {
 namespace {
@@ -36,6 +38,40 @@ TEST(ThreadPool, EveryItemOnceWhateverTheThreadsAndTheGrain) {
         }
     }
 }
+
+TEST(ThreadPool, CoversEveryItemOnce) {
+    for (const int threads : {1, 2, 5}) {
+        ThreadPool pool(threads);
+        for (int round = 0; round < 200; ++round) {
+            std::vector<std::atomic<int>> seen(97);
+            pool.parallel_for(97, 1 + round % 7, [&](std::int64_t begin, std::int64_t end) {
+                for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
+            });
+            for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
+        }
+    }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void work_in_little_space() {
+    rlimit little;
+    little.rlim_cur = little.rlim_max = rlim_t{512} << 20;
+    setrlimit(RLIMIT_AS, &little);
+    if (ThreadPool::can_make(1024)) std::exit(1);
+    ThreadPool pool(1024);
+    std::atomic<int> sum = 0;
+    pool.parallel_for(100, 1, [&](std::int64_t begin, std::int64_t) { sum += static_cast<int>(begin); });
+    std::exit(sum == 4950 ? 0 : 2);
+}
+
+// A limit on address space leaves no room for so many stacks; the pool does with fewer and says so.
+TEST(ThreadPool, DoesWithTheThreadsThereAre) {
+    EXPECT_TRUE(ThreadPool::can_make(3));
+    EXPECT_EXIT(work_in_little_space(), ::testing::ExitedWithCode(0), "");
+}
+#endif
+
+TEST(ThreadPool, CountsAtLeastOneCore) { EXPECT_GE(ThreadPool::default_threads(), 1); }
 
 // Loops so short that some threads are still looking for one when the next begins.
 TEST(ThreadPool, ManyShortLoops) {
