@@ -13,12 +13,6 @@ using Type = Value::Type;
 
 namespace {
 
-std::optional<ApiError> no_object(const Value& body) {
-    if (body.is(Type::object)) return std::nullopt;
-    return ApiError{.message =
-                        fmt::format("The body must be a JSON object, not {}.", text::describe(body.type()))};
-}
-
 void read_stream_options(Fields& fields, GenerationRequest& out, Complaint& complaint) {
     const Value* given = fields.object("stream_options");
     if (given == nullptr) return;

@@ -61,6 +61,12 @@ void read_template_switches(const Value& object, GenerationRequest& out, Complai
 
 }  // namespace
 
+std::optional<ApiError> no_object(const Value& body) {
+    if (body.is(Type::object)) return std::nullopt;
+    return ApiError{.message =
+                        fmt::format("The body must be a JSON object, not {}.", text::describe(body.type()))};
+}
+
 void read_common(Fields& fields, double most_temperature, GenerationRequest& out, Complaint& complaint) {
     if (const auto model = fields.text("model")) out.model = *model;
     out.stream = fields.toggle("stream").value_or(false);

@@ -11,6 +11,9 @@ namespace dgemma::server {
 
 inline constexpr std::uint64_t most_tokens = 16777216;
 
+// What is wrong with a body that is no JSON object.
+std::optional<ApiError> no_object(const Value& body);
+
 // model, stream, temperature, top_p, top_k, min_p, seed, diffusion, and what thinking is called where an API
 // has no word of its own: enable_thinking, chat_template_kwargs. most_temperature: the API's own limit.
 void read_common(Fields& fields, double most_temperature, GenerationRequest& out, Complaint& complaint);

@@ -210,10 +210,7 @@ void read_tool_choice(const Value* given, GenerationRequest& out, Complaint& com
 
 std::optional<ApiError> read_messages(const Value& body, bool lenient, bool count_only,
                                       GenerationRequest& out) {
-    if (!body.is(Type::object)) {
-        return ApiError{
-            .message = fmt::format("The body must be a JSON object, not {}.", text::describe(body.type()))};
-    }
+    if (auto error = no_object(body)) return error;
     Complaint complaint{.lenient = lenient};
     Fields fields(body, "", complaint);
     out.api = Api::messages;

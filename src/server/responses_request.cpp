@@ -242,10 +242,7 @@ Value::Array items_of(const Value* input, const std::optional<std::string>& prev
 
 std::optional<ApiError> read_responses(const Value& body, bool lenient, ResponseStore* store,
                                        GenerationRequest& out) {
-    if (!body.is(Type::object)) {
-        return ApiError{
-            .message = fmt::format("The body must be a JSON object, not {}.", text::describe(body.type()))};
-    }
+    if (auto error = no_object(body)) return error;
     Complaint complaint{.lenient = lenient};
     Fields fields(body, "", complaint);
     out.api = Api::responses;
