@@ -206,6 +206,7 @@ std::string load_json(const LoadOptions& load) {
     JsonLine line;
     line.add("backend", backends[static_cast<std::size_t>(load.backend)])
         .add("precision", precisions[static_cast<std::size_t>(load.precision)])
+        .add("kv", load.kv ? name_of(*load.kv) : std::string_view())
         .add("cpu_isa", load.cpu_isa)
         .add("threads", load.threads)
         .add("where", load.where)

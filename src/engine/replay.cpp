@@ -88,6 +88,10 @@ LoadOptions load_of(const Json& json) {
     load.precision = precision == "bf16"    ? backend::Precision::bf16
                      : precision == "mixed" ? backend::Precision::mixed
                                             : backend::Precision::f32;
+    const auto kv = json.at("kv").get<std::string>();
+    for (const Dtype type : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+        if (kv == name_of(type)) load.kv = type;
+    }
     load.cpu_isa = json.at("cpu_isa").get<std::string>();
     load.threads = json.at("threads").get<int>();
     load.where = json.at("where").get<std::string>();

@@ -196,6 +196,30 @@ TEST_F(RecordTest, AKilledProcessLeavesItsCompleteLines) {
     EXPECT_FALSE(both.value().difference);
 }
 
+TEST_F(RecordTest, KeysAndValuesAreReplayedInTheirType) {
+    const auto file = write("");
+    {
+        engine::LoadOptions load = demo_load();
+        load.kv = Dtype::f16;
+        auto scheduler = Scheduler::start(demo_checkpoint(), load,
+                                          {.record = file, .model_name = "models/demo", .version = "test"})
+                             .value();
+        ASSERT_TRUE(scheduler->submit(demo_request(), std::make_shared<Client>()));
+        ASSERT_TRUE(scheduler->wait_idle(std::chrono::minutes(5)));
+    }
+    std::string text = text_of(file);
+    const auto report = engine::replay(file, demo_checkpoint());
+    ASSERT_TRUE(report.ok()) << report.error().message;
+    EXPECT_FALSE(report.value().difference);
+    // In another type the numbers are others.
+    const std::string said = R"("kv":"f16")";
+    ASSERT_NE(text.find(said), std::string::npos);
+    text.replace(text.find(said), said.size(), R"("kv":"bf16")");
+    const auto other = engine::replay(write(text), demo_checkpoint());
+    ASSERT_TRUE(other.ok()) << other.error().message;
+    EXPECT_TRUE(other.value().difference);
+}
+
 TEST_F(RecordTest, NonsenseIsASentence) {
     const std::string header = lines_of(recorded()).front() + "\n";
     const auto refused = [&](const std::string& text) {
