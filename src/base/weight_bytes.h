@@ -34,6 +34,9 @@ struct WeightGrid {
 // divide, tiles of anything but bf16 and the affine encodings, an empty or negative dimension, or more than
 // 2^60 bytes.
 std::optional<WeightGrid> weight_grid(const Shape& shape, Encoding encoding, Layout layout, Dtype type);
+inline std::optional<WeightGrid> weight_grid(const WeightView& weight) {
+    return weight_grid(weight.shape, weight.encoding, weight.layout, weight.type);
+}
 
 std::string_view name_of(Layout layout);  // "rows", "tiles"
 

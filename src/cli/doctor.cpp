@@ -63,9 +63,9 @@ void look_at_machine(const Machine& machine, const Arguments& arguments, Finding
     } else {
         findings.ok("threads", cores);
     }
-    if (machine.memory && machine.available_memory) {
-        findings.ok("memory", fmt::format("{}, {} of it available", bytes_text(*machine.memory),
-                                          bytes_text(*machine.available_memory)));
+    if (machine.memory.all && machine.memory.available) {
+        findings.ok("memory", fmt::format("{}, {} of it available", bytes_text(*machine.memory.all),
+                                          bytes_text(*machine.memory.available)));
     } else {
         findings.note("memory", "unknown");
     }

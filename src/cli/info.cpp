@@ -12,6 +12,7 @@
 #include "base/weight_bytes.h"
 #include "engine/generator.h"
 #include "files/checkpoint.h"
+#include "model/kv_cache.h"
 #include "model/tensor_list.h"
 
 namespace dgemma::cli {
@@ -36,7 +37,7 @@ void sum_tensors(const files::Checkpoint& checkpoint, const model::TensorReport&
         TensorSum& sum = sums[{place, weight.encoding, weight.type}];
         sum.group = used ? std::string(model::name_of(group)) : redundant ? "ignored" : "unexpected";
         sum.format = weight.encoding == Encoding::plain ? name_of(weight.type) : name_of(weight.encoding);
-        const auto grid = weight_grid(weight.shape, weight.encoding, weight.layout, weight.type);
+        const auto grid = weight_grid(weight);
         const auto bytes = grid ? static_cast<std::int64_t>(grid->total().total()) : 0;
         sum.tensors += 1;
         sum.elements += weight.elements();
@@ -50,32 +51,22 @@ void sum_tensors(const files::Checkpoint& checkpoint, const model::TensorReport&
     for (auto& [key, sum] : sums) report.tensors.push_back(std::move(sum));
 }
 
-// A sliding layer keeps its window and room for one chunk of the prompt, a full layer everything.
-std::int64_t cache_bytes(const model::TextConfig& text, std::int64_t context, Dtype type) {
-    const std::int64_t ring = std::int64_t{text.sliding_window} - 1 + engine::LoadOptions{}.prefill_chunk;
-    double bytes = 0;  // what a config.json asks for in its wildest dreams is beyond 64 bits
-    for (const auto& layer : text.layers) {
-        const std::int64_t tokens = layer.kind == model::LayerKind::full ? context : std::min(context, ring);
-        bytes += static_cast<double>(tokens) * 2 * layer.kv_heads * layer.head_dim *
-                 static_cast<double>(size_of(type));
-    }
-    return static_cast<std::int64_t>(std::min(bytes, 0x1p62));
-}
+using model::KvCache, model::LayerKind;
 
-std::int64_t growth(const model::TextConfig& text, Dtype type) {
-    std::int64_t bytes = 0;
-    for (const auto& layer : text.layers) {
-        if (layer.kind != model::LayerKind::full) continue;
-        bytes += std::int64_t{2} * layer.kv_heads * layer.head_dim * static_cast<std::int64_t>(size_of(type));
-    }
-    return bytes;
+std::int64_t bounded(double bytes) { return static_cast<std::int64_t>(std::min(bytes, 0x1p62)); }
+
+std::int64_t cache_bytes(const model::TextConfig& text, std::int64_t context, Dtype type) {
+    const std::int64_t ring = KvCache::ring_tokens(text, engine::LoadOptions{}.prefill_chunk);
+    return bounded(static_cast<double>(context) * KvCache::bytes_per_token(text, LayerKind::full, type) +
+                   static_cast<double>(std::min(context, ring)) *
+                       KvCache::bytes_per_token(text, LayerKind::sliding, type));
 }
 
 void size_memory(InfoReport& report) {
     const model::TextConfig& text = report.config.text;
     report.logits_bytes = std::int64_t{4} * report.config.canvas_length * text.vocab_size;
-    report.bf16_bytes_per_token = growth(text, Dtype::bf16);
-    report.f32_bytes_per_token = growth(text, Dtype::f32);
+    report.bf16_bytes_per_token = bounded(KvCache::bytes_per_token(text, LayerKind::full, Dtype::bf16));
+    report.f32_bytes_per_token = bounded(KvCache::bytes_per_token(text, LayerKind::full, Dtype::f32));
     for (const std::int64_t context :
          {std::int64_t{1024}, std::int64_t{32768}, std::int64_t{text.max_positions}}) {
         if (context > text.max_positions ||

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -7,34 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/info.h"
+#include "cli/words.h"
 #include "model/tensor_list.h"
 
 namespace dgemma::cli {
 
 namespace {
 
-// "23.3 MiB"
-std::string words_for_bytes(std::int64_t bytes) {
-    constexpr std::array<const char*, 5> units{"KiB", "MiB", "GiB", "TiB", "PiB"};
-    if (bytes < 1024) return fmt::format("{} bytes", bytes);
-    double value = static_cast<double>(bytes) / 1024;
-    std::size_t unit = 0;
-    while (value >= 1024 && unit + 1 < units.size()) {
-        value /= 1024;
-        ++unit;
-    }
-    return fmt::format("{:.1f} {}", value, units[unit]);
-}
-
-// "12,345,678"
-std::string grouped(std::int64_t number) {
-    std::string out = std::to_string(number);
-    for (std::ptrdiff_t at = static_cast<std::ptrdiff_t>(out.size()) - 3; at > (number < 0 ? 1 : 0);
-         at -= 3) {
-        out.insert(static_cast<std::size_t>(at), ",");
-    }
-    return out;
-}
+// Counts and sizes are not negative.
+std::string words_for_bytes(std::int64_t bytes) { return bytes_text(static_cast<std::uint64_t>(bytes)); }
+std::string grouped(std::int64_t number) { return with_commas(static_cast<std::uint64_t>(number)); }
 
 // 0.1f as 0.1 and not as the double that equals it.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }

@@ -78,21 +78,25 @@ std::optional<std::string> nvidia_driver() {
 
 }  // namespace
 
+Memory memory_of_machine() {
+    Memory out{memory_field("MemTotal"), memory_field("MemAvailable")};
+    const auto limit = number_in("/sys/fs/cgroup/memory.max");
+    if (limit && (!out.all || *limit < *out.all)) {
+        out.all = limit;
+        const std::uint64_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
+        const std::uint64_t left = *limit > used ? *limit - used : 0;
+        out.available = std::min(out.available.value_or(left), left);
+    }
+    return out;
+}
+
 Machine inspect_machine() {
     Machine out;
     out.processor = field("/proc/cpuinfo", "model name");
     out.instruction_sets = instruction_sets();
     out.logical_processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     out.physical_cores = ThreadPool::default_threads();
-    out.memory = memory_field("MemTotal");
-    out.available_memory = memory_field("MemAvailable");
-    const auto limit = number_in("/sys/fs/cgroup/memory.max");
-    if (limit && (!out.memory || *limit < *out.memory)) {
-        out.memory = limit;
-        const std::uint64_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
-        const std::uint64_t left = *limit > used ? *limit - used : 0;
-        out.available_memory = std::min(out.available_memory.value_or(left), left);
-    }
+    out.memory = memory_of_machine();
     out.nvidia_driver = nvidia_driver();
     return out;
 }

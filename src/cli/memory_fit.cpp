@@ -18,6 +18,7 @@
 #include "cli/words.h"
 #include "engine/device.h"
 #include "engine/loaded_model.h"
+#include "model/kv_cache.h"
 #include "model/tensor_list.h"
 
 namespace dgemma::cli {
@@ -38,6 +39,46 @@ double values_of_row(const model::TextConfig& text) {
            text.top_k * (3.0 * text.expert_size + 2 * hidden);
 }
 
+Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const Arguments& arguments) {
+    DGEMMA_TRY(const std::string content, checkpoint.config_text());
+    DGEMMA_TRY(const model::Config config,
+               model::parse_config(content, (checkpoint.path() / "config.json").string()));
+    MemoryFit fit;
+    const model::TensorReport found = model::survey_tensors(config, checkpoint);
+    for (const std::string& name : checkpoint.names()) {
+        if (std::binary_search(found.ignored.begin(), found.ignored.end(), name) ||
+            std::binary_search(found.unexpected.begin(), found.unexpected.end(), name))
+            continue;
+        const WeightView weight = *checkpoint.weight(name);
+        const auto grid = weight_grid(weight);
+        if (grid) fit.weights += grid->total().total();
+        if (weight.shape.size() == 1) fit.scratch += static_cast<std::uint64_t>(weight.elements()) * 4;
+    }
+    const engine::LoadOptions options = load_options(arguments);
+    const model::TextConfig& text = config.text;
+    const double canvas = arguments.whole_or(Flag::canvas_length, config.canvas_length);
+    fit.logits = bounded(4.0 * canvas * text.vocab_size);
+    const double rows = std::max<double>(canvas, options.prefill_chunk);
+    fit.scratch += bounded(4.0 * rows * values_of_row(text));
+    fit.kv = engine::kv_type_of(options, config);
+    using model::KvCache, model::LayerKind;
+    fit.token = bounded(KvCache::bytes_per_token(text, LayerKind::full, fit.kv));
+    fit.rings = bounded(KvCache::bytes_per_token(text, LayerKind::sliding, fit.kv) *
+                        static_cast<double>(KvCache::ring_tokens(text, options.prefill_chunk)));
+    fit.longest = options.context > 0 ? options.context : text.max_positions;
+    fit.least = std::min<std::int64_t>(fit.longest, static_cast<std::int64_t>(canvas));
+    if (const auto memory = arguments.text(Flag::memory)) {
+        fit.limit = read_size(*memory);
+        if (!fit.limit)
+            return Error{
+                ErrorKind::usage,
+                fmt::format("--memory takes a size such as 24G or 512M, and {} is none.", quote(*memory))};
+    } else {
+        fit.limit = memory_of_machine().all;
+    }
+    return fit;
+}
+
 }  // namespace
 
 std::uint64_t MemoryFit::need(std::int64_t context) const {
@@ -52,69 +93,13 @@ std::int64_t MemoryFit::largest_context() const {
     return std::min(longest, static_cast<std::int64_t>((*limit - need(0)) / token));
 }
 
-Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const model::Config& config,
-                             const Arguments& arguments) {
-    MemoryFit fit;
-    const model::TensorReport found = model::survey_tensors(config, checkpoint);
-    for (const std::string& name : checkpoint.names()) {
-        if (std::binary_search(found.ignored.begin(), found.ignored.end(), name) ||
-            std::binary_search(found.unexpected.begin(), found.unexpected.end(), name))
-            continue;
-        const WeightView weight = *checkpoint.weight(name);
-        const auto grid = weight_grid(weight.shape, weight.encoding, weight.layout, weight.type);
-        if (grid) fit.weights += grid->total().total();
-        if (weight.shape.size() == 1) fit.scratch += static_cast<std::uint64_t>(weight.elements()) * 4;
-    }
-    const engine::LoadOptions options = load_options(arguments);
-    const model::TextConfig& text = config.text;
-    const double canvas = arguments.whole_or(Flag::canvas_length, config.canvas_length);
-    fit.logits = bounded(4.0 * canvas * text.vocab_size);
-    const double rows = std::max<double>(canvas, options.prefill_chunk);
-    fit.scratch += bounded(4.0 * rows * values_of_row(text));
-    fit.kv = engine::kv_type_of(options, config);
-    double rings = 0;
-    for (const auto& layer : text.layers) {
-        const double bytes =
-            2.0 * layer.kv_heads * layer.head_dim * static_cast<double>(size_of(fit.kv));  // keys and values
-        if (layer.kind == model::LayerKind::full) {
-            fit.token += bounded(bytes);
-        } else {
-            rings += bytes * (text.sliding_window - 1.0 + options.prefill_chunk);
-        }
-    }
-    fit.rings = bounded(rings);
-    fit.longest = options.context > 0 ? options.context : text.max_positions;
-    fit.least = std::min<std::int64_t>(fit.longest, static_cast<std::int64_t>(canvas));
-    if (const auto memory = arguments.text(Flag::memory)) {
-        fit.limit = read_size(*memory);
-        if (!fit.limit)
-            return Error{
-                ErrorKind::usage,
-                fmt::format("--memory takes a size such as 24G or 512M, and {} is none.", quote(*memory))};
-    } else {
-        fit.limit = inspect_machine().memory;
-    }
-    return fit;
-}
-
-namespace {
-
-Result<MemoryFit> fit_of(const files::Checkpoint& checkpoint, const Arguments& arguments) {
-    DGEMMA_TRY(const std::string text, checkpoint.config_text());
-    DGEMMA_TRY(const model::Config config,
-               model::parse_config(text, (checkpoint.path() / "config.json").string()));
-    return memory_fit(checkpoint, config, arguments);
-}
-
-}  // namespace
-
 Result<MemoryFit> fit_of(const std::filesystem::path& model, const Arguments& arguments) {
     DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
-    return fit_of(checkpoint, arguments);
+    return memory_fit(checkpoint, arguments);
 }
 
 Result<MemoryFit> fit_for_loading(const files::Checkpoint& checkpoint, const Arguments& arguments) {
-    DGEMMA_TRY(MemoryFit fit, fit_of(checkpoint, arguments));
+    DGEMMA_TRY(MemoryFit fit, memory_fit(checkpoint, arguments));
     const std::string where = load_options(arguments).where;
     DGEMMA_TRY(const engine::Device device, engine::choose_device(where.empty() ? "cpu" : where));
     if (device.backend == engine::BackendKind::cuda) fit.limit.reset();

@@ -12,7 +12,6 @@
 #include "cli/arguments.h"
 #include "engine/generator.h"
 #include "files/checkpoint.h"
-#include "model/config.h"
 
 namespace dgemma::cli {
 
@@ -34,11 +33,7 @@ struct MemoryFit {
     [[nodiscard]] std::int64_t largest_context() const;
 };
 
-// Errors: usage (--memory is no size).
-Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const model::Config& config,
-                             const Arguments& arguments);
-
-// The same of a checkpoint that is not open. Errors: those of its files and of its config.json, too.
+// Errors: those of the files and of config.json; usage (--memory is no size).
 Result<MemoryFit> fit_of(const std::filesystem::path& model, const Arguments& arguments);
 
 // Before loading: what the model needs. On a GPU it is not held against this machine's memory. Errors: those

@@ -41,7 +41,7 @@ std::optional<std::size_t> first_invalid_utf8(std::string_view text) {
 }
 
 std::string bytes_text(std::uint64_t bytes) {
-    static constexpr std::string_view units[] = {"KiB", "MiB", "GiB", "TiB"};
+    static constexpr std::string_view units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
     if (bytes < 1024) return fmt::format("{} bytes", bytes);
     double value = static_cast<double>(bytes) / 1024;
     std::size_t unit = 0;

@@ -47,7 +47,7 @@ std::uint64_t gpu_weight_bytes(const files::Checkpoint& checkpoint) {
     for (const std::string& name : checkpoint.names()) {
         if (name.find("vision") != std::string::npos) continue;
         const std::optional<WeightView> view = checkpoint.weight(name);
-        const auto grid = weight_grid(view->shape, view->encoding, view->layout, view->type);
+        const auto grid = weight_grid(*view);
         if (!grid) continue;
         const bool branch =
             name.find(".experts.") != std::string::npos || name.find(".mlp.") != std::string::npos;

@@ -20,7 +20,7 @@ T load(const std::byte* base, std::uint64_t i) {
 }
 
 WeightGrid grid_of(const WeightView& w) {
-    const auto grid = weight_grid(w.shape, w.encoding, w.layout, w.type);
+    const auto grid = weight_grid(w);
     assert(grid && "a weight that exists");
     return *grid;
 }
@@ -163,7 +163,7 @@ void StoredRows::read(std::int64_t row, float* out) const { decode_rows(weight_,
 
 Result<OwnedWeight> with_layout(const WeightView& weight, Layout layout) {
     const auto wanted = weight_grid(weight.shape, weight.encoding, layout, weight.type);
-    const auto given = weight_grid(weight.shape, weight.encoding, weight.layout, weight.type);
+    const auto given = weight_grid(weight);
     if (!wanted || !given) {
         return Error{ErrorKind::unsupported,
                      fmt::format("A weight of shape {} cannot be {} in {}.", to_string(weight.shape),

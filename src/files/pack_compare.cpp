@@ -113,7 +113,7 @@ double WeightError::relative() const {
 Result<WeightError> compare_weight(const StoredRows& stored, const RowSource& source, ThreadPool& pool,
                                    const LongRun& run) {
     const WeightView& view = stored.view();
-    const auto grid = weight_grid(view.shape, view.encoding, view.layout, view.type);
+    const auto grid = weight_grid(view);
     const std::int64_t rows = grid->matrices * grid->rows, cols = grid->cols;
     const auto width = static_cast<std::size_t>(cols);
     // About 64 MB of bf16 between two releases, in pieces of half a megabyte.

@@ -16,10 +16,6 @@ std::int64_t round_to_pages(std::int64_t tokens) {
     return (tokens + page_tokens - 1) / page_tokens * page_tokens;
 }
 
-std::int64_t ring_slots(const TextConfig& text, std::int64_t chunk) {
-    return round_to_pages(text.sliding_window - 1 + chunk);
-}
-
 // Keys alone (or values alone) of one token.
 std::int64_t token_bytes(const LayerConfig& layer, Dtype type) {
     return static_cast<std::int64_t>(layer.kv_heads) * layer.head_dim *
@@ -45,7 +41,7 @@ KvCache::KvCache(const Config& config, backend::Backend& backend, std::int64_t c
       chunk_(chunk),
       type_(type),
       window_(config.text.sliding_window - 1),
-      ring_slots_(ring_slots(config.text, chunk + rewind_tokens)) {
+      ring_slots_(round_to_pages(ring_tokens(config.text, chunk + rewind_tokens))) {
     assert(chunk > 0 && rewind_tokens >= 0 &&
            (type == Dtype::f32 || type == Dtype::bf16 || type == Dtype::f16));
     constexpr std::int64_t beyond_any_position = std::int64_t{1} << 40;
@@ -165,18 +161,11 @@ backend::KvPages KvCache::layer(std::size_t l) const {
     return {layers_[l].keys, layers_[l].values, layers_[l].capacity, type_};
 }
 
-std::int64_t KvCache::bytes_per_token(const TextConfig& text, Dtype type) {
-    std::int64_t bytes = 0;
+double KvCache::bytes_per_token(const TextConfig& text, LayerKind kind, Dtype type) {
+    double bytes = 0;
     for (const LayerConfig& layer : text.layers) {
-        if (layer.kind == LayerKind::full) bytes += 2 * token_bytes(layer, type);
-    }
-    return bytes;
-}
-
-std::int64_t KvCache::ring_bytes(const TextConfig& text, std::int64_t chunk, Dtype type) {
-    std::int64_t bytes = 0;
-    for (const LayerConfig& layer : text.layers) {
-        if (layer.kind == LayerKind::sliding) bytes += 2 * token_bytes(layer, type) * ring_slots(text, chunk);
+        if (layer.kind == kind)
+            bytes += 2.0 * layer.kv_heads * layer.head_dim * static_cast<double>(size_of(type));
     }
     return bytes;
 }

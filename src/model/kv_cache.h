@@ -53,10 +53,13 @@ class KvCache {
 
     [[nodiscard]] backend::KvPages layer(std::size_t l) const;
 
-    // Bytes that one more token costs in the full layers, and what the rings cost once. chunk: with
-    // rewind_tokens.
-    static std::int64_t bytes_per_token(const TextConfig& text, Dtype type);
-    static std::int64_t ring_bytes(const TextConfig& text, std::int64_t chunk, Dtype type);
+    // Bytes that a token costs in all full layers, and in all sliding ones, pages not rounded up: a double,
+    // since what a config.json may ask for is beyond 64 bits.
+    static double bytes_per_token(const TextConfig& text, LayerKind kind, Dtype type);
+    // Tokens that a sliding layer keeps: its window and one chunk.
+    static std::int64_t ring_tokens(const TextConfig& text, std::int64_t chunk) {
+        return std::int64_t{text.sliding_window} - 1 + chunk;
+    }
     // What a cache of this kind allocates for `tokens`.
     [[nodiscard]] std::uint64_t bytes_for(std::int64_t tokens) const;
 

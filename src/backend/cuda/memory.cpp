@@ -81,7 +81,7 @@ namespace {
 class EncodedOnDevice {
   public:
     static Result<std::unique_ptr<EncodedOnDevice>> upload(Context& context, const WeightView& host) {
-        const auto grid = weight_grid(host.shape, host.encoding, host.layout, host.type);
+        const auto grid = weight_grid(host);
         if (!grid || (host.encoding == Encoding::plain && host.type != Dtype::bf16)) {
             return Error{ErrorKind::unsupported,
                          fmt::format("a weight of shape {} stored as {} cannot be computed with on the GPU",
