@@ -117,22 +117,21 @@ void Products::run(std::span<const Product> products, bool bf16) {
             const auto after = std::upper_bound(first_item.begin(), first_item.end(), item);
             const auto i = static_cast<std::size_t>(after - first_item.begin() - 1);
             const std::int64_t column = (item - first_item[i]) * tile_width(products[i]);
-            if (products[i].x->operand() == Operand::f32) {
-                tile_f32(products[i], column, column, bf16);
-            } else {
-                tile_dots(products[i], column, column);
-            }
+            tile(products[i], column, column, bf16);
         }
     });
 }
 
 void Products::columns(const Product& p, std::int64_t begin, std::int64_t end, bool bf16) {
-    for (std::int64_t column = begin; column < end; column += tile_width(p)) {
-        if (p.x->operand() == Operand::f32) {
-            tile_f32(p, column, column - begin, bf16);
-        } else {
-            tile_dots(p, column, column - begin);
-        }
+    for (std::int64_t column = begin; column < end; column += tile_width(p))
+        tile(p, column, column - begin, bf16);
+}
+
+void Products::tile(const Product& p, std::int64_t column, std::int64_t at, bool bf16) {
+    if (p.x->operand() == Operand::f32) {
+        tile_f32(p, column, at, bf16);
+    } else {
+        tile_dots(p, column, at);
     }
 }
 

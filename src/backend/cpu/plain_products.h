@@ -111,6 +111,8 @@ class Products {
 
   private:
     void note_work(Operand operand, std::int64_t rows, std::int64_t outs, std::int64_t ins);
+    // The tile of outputs that begins at `column`, written from p.out + at.
+    void tile(const Product& p, std::int64_t column, std::int64_t at, bool bf16);
     void tile_f32(const Product& p, std::int64_t column, std::int64_t at, bool bf16);
     void tile_dots(const Product& p, std::int64_t column, std::int64_t at);
 
