@@ -1,14 +1,12 @@
 #include "cli/machine.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string_view>
 #include <thread>
 
 #include "base/thread_pool.h"
-#include "cli/words.h"
 
 namespace dgemma::cli {
 
@@ -27,21 +25,6 @@ std::string field(const char* path, std::string_view name) {
         return start == std::string::npos ? "" : line.substr(start);
     }
     return {};
-}
-
-// A line "MemTotal:  16303428 kB" as bytes.
-std::optional<std::uint64_t> memory_field(std::string_view name) {
-    const std::string text = field("/proc/meminfo", name);
-    const auto kibibytes = read_whole(text.substr(0, text.find(' ')));
-    return kibibytes ? std::optional(*kibibytes * 1024) : std::nullopt;
-}
-
-// A file that holds one number ("max", where there is no limit, is none).
-std::optional<std::uint64_t> number_in(const char* path) {
-    std::ifstream file(path);
-    std::string word;
-    file >> word;
-    return read_whole(word);
 }
 
 std::vector<std::string> instruction_sets() {
@@ -78,25 +61,13 @@ std::optional<std::string> nvidia_driver() {
 
 }  // namespace
 
-Memory memory_of_machine() {
-    Memory out{memory_field("MemTotal"), memory_field("MemAvailable")};
-    const auto limit = number_in("/sys/fs/cgroup/memory.max");
-    if (limit && (!out.all || *limit < *out.all)) {
-        out.all = limit;
-        const std::uint64_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
-        const std::uint64_t left = *limit > used ? *limit - used : 0;
-        out.available = std::min(out.available.value_or(left), left);
-    }
-    return out;
-}
-
 Machine inspect_machine() {
     Machine out;
     out.processor = field("/proc/cpuinfo", "model name");
     out.instruction_sets = instruction_sets();
     out.logical_processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     out.physical_cores = ThreadPool::default_threads();
-    out.memory = memory_of_machine();
+    out.memory = host_memory();
     out.nvidia_driver = nvidia_driver();
     return out;
 }

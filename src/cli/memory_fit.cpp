@@ -11,10 +11,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/host_memory.h"
 #include "base/quote.h"
 #include "base/weight_bytes.h"
 #include "cli/generation_flags.h"
-#include "cli/machine.h"
 #include "cli/words.h"
 #include "engine/device.h"
 #include "engine/loaded_model.h"
@@ -74,7 +74,7 @@ Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const Argument
                 ErrorKind::usage,
                 fmt::format("--memory takes a size such as 24G or 512M, and {} is none.", quote(*memory))};
     } else {
-        fit.limit = memory_of_machine().all;
+        fit.limit = host_memory().all;
     }
     return fit;
 }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include "base/host_memory.h"
 #include "engine/record.h"
 #include "engine/reply.h"
 #include "engine/runner.h"
@@ -42,12 +42,10 @@ Status check(const SchedulerOptions& options) {
 }
 
 std::uint64_t default_memory(const LoadedModel& loaded, int rewind_tokens) {
-    const auto pages = static_cast<std::uint64_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
-    const auto page = static_cast<std::uint64_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
     ReplySetup longest;
     longest.canvas_length = loaded.config.canvas_length;
     longest.budget.positions = loaded.context;
-    return std::max(pages * page / 4, request_bytes(loaded, rewind_tokens, longest));
+    return std::max(host_memory().all.value_or(0) / 4, request_bytes(loaded, rewind_tokens, longest));
 }
 
 std::string first_line(const SchedulerOptions& options, const LoadedModel& loaded, const LoadOptions& load) {
