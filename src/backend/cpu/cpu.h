@@ -59,14 +59,14 @@ class HostLogits final : public Logits {
     [[nodiscard]] std::int64_t vocab() const { return vocab_; }
     [[nodiscard]] std::span<const RowStats> stats() const override { return stats_; }
     [[nodiscard]] std::span<const float> row(int position) override;
-    [[nodiscard]] float* zt(std::int64_t r) { return zt_.data() + r * vocab_; }
+    [[nodiscard]] float* zt(std::int64_t r) { return zt_.as<float>().data() + r * vocab_; }
     [[nodiscard]] RowStats& stats_of(std::int64_t r) { return stats_[static_cast<std::size_t>(r)]; }
     // The sum of e^(zt - max) of a row; 0 where nobody has counted it.
     [[nodiscard]] float& sum_of(std::int64_t r) { return sums_[static_cast<std::size_t>(r)]; }
 
   private:
     std::int64_t vocab_;
-    std::vector<float> zt_;
+    Buffer zt_;  // f32 [rows, vocab]
     std::vector<RowStats> stats_;
     std::vector<float> sums_;
 };

@@ -22,7 +22,7 @@ HostWeight::HostWeight(const WeightView& host) : Weight(host.shape), view_(host)
 
 HostLogits::HostLogits(std::int64_t rows, std::int64_t vocab)
     : vocab_(vocab),
-      zt_(static_cast<std::size_t>(rows * vocab)),
+      zt_(static_cast<std::size_t>(rows * vocab) * sizeof(float)),
       stats_(static_cast<std::size_t>(rows)),
       sums_(static_cast<std::size_t>(rows)) {}
 

@@ -1,6 +1,7 @@
 // The plain backend: f32, threaded, vectorised by the compiler. Every sum over K or over keys runs in
 // ascending order within its own row, so a row's bits depend neither on its neighbours nor on the threads.
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <chrono>
 #include <cmath>
@@ -15,6 +16,7 @@
 #include "backend/cpu/plain_kernels.h"
 #include "backend/cpu/plain_products.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/scratch.h"
 #include "backend/cpu/weight_rows.h"
 #include "base/thread_pool.h"
 
@@ -105,21 +107,21 @@ class PlainBackend final : public HostBackend {
     void gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
                    const Mat& out) override {
         const std::int64_t width = gate.shape()[0];
-        std::vector<float> g(static_cast<std::size_t>(x.rows * width)), u(g.size());
+        float* g = scratch_[0].floats(x.rows * width);
+        float* u = scratch_[1].floats(x.rows * width);
         const auto source = [&](std::int64_t r) { return row(x, r); };
         Panels gate_x = products_.panels_for(host(gate).view());
         Panels up_x = products_.panels_for(host(up).view());
         const bool shared = gate_x.operand() == up_x.operand();
         gate_x.pack(pool_, x.rows, x.cols, source);
         if (!shared) up_x.pack(pool_, x.rows, x.cols, source);
-        const Product both[] = {{&gate_x, &host(gate).view(), 0, g.data()},
-                                {shared ? &gate_x : &up_x, &host(up).view(), 0, u.data()}};
+        const Product both[] = {{&gate_x, &host(gate).view(), 0, g},
+                                {shared ? &gate_x : &up_x, &host(up).view(), 0, u}};
         products_.run(both, bf16_);
-        for_rows(x.rows, [&](std::int64_t r) {
-            kernels_.gelu_times(g.data() + r * width, u.data() + r * width, width, bf16_);
-        });
+        for_rows(x.rows,
+                 [&](std::int64_t r) { kernels_.gelu_times(g + r * width, u + r * width, width, bf16_); });
         Panels panels = products_.panels_for(host(down).view());
-        panels.pack(pool_, x.rows, width, [&](std::int64_t r) { return g.data() + r * width; });
+        panels.pack(pool_, x.rows, width, [&](std::int64_t r) { return g + r * width; });
         const Product last{&panels, &host(down).view(), 0, f32(out)};
         products_.run(std::span(&last, 1), bf16_);
     }
@@ -181,22 +183,22 @@ class PlainBackend final : public HostBackend {
 
     void route(const Mat& h, const RouterWeights& w, const Routing& out) override {
         const std::int64_t experts = w.proj->shape()[0];
-        std::vector<float> a(static_cast<std::size_t>(h.rows * h.cols)),
-            z(static_cast<std::size_t>(h.rows * experts));
+        float* a = scratch_[0].floats(h.rows * h.cols);
+        float* z = scratch_[1].floats(h.rows * experts);
         const float* scale = host(*w.scale).vector();
         for_rows(h.rows, [&](std::int64_t r) {
-            float* x = a.data() + r * h.cols;
+            float* x = a + r * h.cols;
             norm_row(row(h, r), nullptr, h.cols, w.eps, x);
             kernels_.scale(x, scale, h.cols, 1.0f, bf16_, x);
             kernels_.scale(x, nullptr, h.cols, w.input_scale, bf16_, x);
         });
         // Who gets a row must not hang on the rounding of a faster product.
         Panels panels = exact_products_.panels_for(host(*w.proj).view());
-        panels.pack(pool_, h.rows, h.cols, [&](std::int64_t r) { return a.data() + r * h.cols; });
-        const Product product{&panels, &host(*w.proj).view(), 0, z.data()};
+        panels.pack(pool_, h.rows, h.cols, [&](std::int64_t r) { return a + r * h.cols; });
+        const Product product{&panels, &host(*w.proj).view(), 0, z};
         exact_products_.run(std::span(&product, 1), bf16_);
         for_rows(h.rows, [&](std::int64_t r) {
-            float* p = z.data() + r * experts;
+            float* p = z + r * experts;
             choose_experts(p, experts, host(*w.per_expert_scale).vector(), out.ids.cols,
                            static_cast<std::int32_t*>(out.ids.data) + r * out.ids.cols, row(out.weights, r));
             if (out.probabilities.data != nullptr) std::copy_n(p, experts, row(out.probabilities, r));
@@ -214,26 +216,26 @@ class PlainBackend final : public HostBackend {
             facts_.fewest_experts == 0 ? touched : std::min(facts_.fewest_experts, touched);
         for (const ExpertRows::Group& g : sorted.groups)
             facts_.most_expert_rows = std::max(facts_.most_expert_rows, g.count);
-        const auto places = static_cast<std::size_t>(x.rows * k);
-        std::vector<float> gu(places * static_cast<std::size_t>(2 * width)),
-            y(places * static_cast<std::size_t>(hidden));
+        const std::int64_t places = x.rows * k;
+        float* gu = scratch_[0].floats(places * 2 * width);
+        float* y = scratch_[1].floats(places * hidden);
 
         multiply(
             sorted, gate_up, hidden,
-            [&](std::int64_t p) { return row(x, sorted.row_at[static_cast<std::size_t>(p)]); }, gu.data());
-        for_rows(x.rows * k, [&](std::int64_t p) {
-            float* gate = gu.data() + p * 2 * width;
+            [&](std::int64_t p) { return row(x, sorted.row_at[static_cast<std::size_t>(p)]); }, gu);
+        for_rows(places, [&](std::int64_t p) {
+            float* gate = gu + p * 2 * width;
             kernels_.gelu_times(gate, gate + width, width, bf16_);
         });
         multiply(
-            sorted, down, width, [&](std::int64_t p) { return gu.data() + p * 2 * width; }, y.data());
+            sorted, down, width, [&](std::int64_t p) { return gu + p * 2 * width; }, y);
 
         // Back to the rows: each row's choices stand in ascending id, and are added in that order.
         for_rows(x.rows, [&](std::int64_t r) {
             float* to = row(out, r);
             std::fill_n(to, hidden, 0.0f);
             for (std::int64_t i = 0; i < k; ++i) {
-                const float* from = y.data() + sorted.place_of[static_cast<std::size_t>(r * k + i)] * hidden;
+                const float* from = y + sorted.place_of[static_cast<std::size_t>(r * k + i)] * hidden;
                 kernels_.add_scaled(from, hidden, row(routing.weights, r)[i], bf16_, to);
             }
         });
@@ -365,24 +367,23 @@ class PlainBackend final : public HostBackend {
             if (own == 0) own = kernels_.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(i)]);
         });
         const bool all = n == out.rows;
-        std::vector<float> apart(all ? 0 : static_cast<std::size_t>(n * out.cols));
-        float* to = all ? f32(out) : apart.data();
+        float* to = all ? f32(out) : scratch_[0].floats(n * out.cols);
         constexpr std::int64_t slice = 1024;
         Panels panels = vocab % 2 == 0 ? products_.panels_for(table) : exact_products_.panels_for(table);
-        std::vector<float> p(static_cast<std::size_t>(n * slice));
+        float* p = scratch_[1].floats(n * slice);
         for (std::int64_t first = 0; first < vocab; first += slice) {
             const std::int64_t count = std::min(slice, vocab - first);
             for_rows(n, [&](std::int64_t i) {
-                float* of_row = p.data() + i * count;
+                float* of_row = p + i * count;
                 std::copy_n(logits.zt(rows[static_cast<std::size_t>(i)]) + first, count, of_row);
                 kernels_.exp_sum(of_row, count, top[static_cast<std::size_t>(i)]);
                 kernels_.divide(of_row, count, sum[static_cast<std::size_t>(i)], bf16_);
             });
-            panels.pack(pool_, n, count, [&](std::int64_t i) { return p.data() + i * count; });
+            panels.pack(pool_, n, count, [&](std::int64_t i) { return p + i * count; });
             products_.times_rows(panels, count, table, first, to, first != 0);
         }
         for (std::int64_t i = 0; !all && i < n; ++i) {
-            std::copy_n(apart.data() + i * out.cols, out.cols, row(out, rows[static_cast<std::size_t>(i)]));
+            std::copy_n(to + i * out.cols, out.cols, row(out, rows[static_cast<std::size_t>(i)]));
         }
     }
 
@@ -436,7 +437,8 @@ class PlainBackend final : public HostBackend {
     ThreadPool pool_;
     const PlainKernels& kernels_;
     Products products_;
-    Products exact_products_;  // without dot products
+    Products exact_products_;         // without dot products
+    std::array<Scratch, 2> scratch_;  // of the operation that runs; one runs at a time
     PassFacts facts_;
     float soft_cutoff_ = std::numeric_limits<float>::infinity();
 };
