@@ -230,7 +230,7 @@ void Turn::go_on() {
 
 void Turn::remember(ResponseStore& store) {
     if (request_.api == Api::responses && request_.store)
-        store.put(writer_->id_for_store(), std::move(request_.conversation), writer_->items());
+        store.put(writer_->id_for_store(), request_.conversation, writer_->items());
 }
 
 void Turn::finish(const TakeEnd& end) {

@@ -262,7 +262,7 @@ TEST(ResponsesRequest, NamesWhatIsWrong) {
 }
 
 TEST(ResponsesRequest, GoesOnFromWhatIsKept) {
-    ResponseStore store(1000);
+    ResponseStore store(4000);
     store.put("resp_1", {object({{"role", string("user")}, {"content", string("a")}})},
               {object({{"type", string("function_call")},
                        {"id", string("fc_1")},
@@ -287,6 +287,13 @@ TEST(ResponsesRequest, GoesOnFromWhatIsKept) {
     EXPECT_FALSE(store.conversation("resp_1"));
     EXPECT_FALSE(store.item("fc_1"));
     EXPECT_TRUE(store.conversation("resp_19"));
+    EXPECT_LE(store.bytes(), 4000u);
+    // What is kept says what was put, to the digit.
+    const auto exact = text::parse_json(
+        R"([{"a":1.0,"b":1,"c":123456789012345678901234567890,"d":"\u00e9\n\"","e":[null,true]}])", "");
+    store.put("resp_exact", exact.value().as_array(), exact.value().as_array());
+    ASSERT_TRUE(store.conversation("resp_exact"));
+    EXPECT_EQ(store.conversation("resp_exact")->at(1), exact.value().as_array().at(0));
 }
 
 TEST(SealedThought, ComesBackAsItWas) {
