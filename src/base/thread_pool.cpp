@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <exception>
 #include <fstream>
 #include <set>
 #include <string>
@@ -16,6 +17,8 @@ struct ThreadPool::Loop {
     std::int64_t items, grain;
     const std::function<void(std::int64_t, std::int64_t)>* body;
     std::atomic<std::int64_t> next{0};
+    std::mutex mutex;
+    std::exception_ptr thrown;  // by the first body that did
 };
 
 namespace {
@@ -94,7 +97,14 @@ void ThreadPool::share(Loop& loop) {
     for (;;) {
         const std::int64_t begin = loop.next.fetch_add(loop.grain, std::memory_order_relaxed);
         if (begin >= loop.items) return;
-        (*loop.body)(begin, std::min(begin + loop.grain, loop.items));
+        try {
+            (*loop.body)(begin, std::min(begin + loop.grain, loop.items));
+        } catch (...) {
+            // Told on the calling thread, once nobody works on the loop any more.
+            const std::lock_guard lock(loop.mutex);
+            if (!loop.thrown) loop.thrown = std::current_exception();
+            loop.next.store(loop.items, std::memory_order_relaxed);
+        }
     }
 }
 
@@ -129,7 +139,7 @@ void ThreadPool::parallel_for(std::int64_t items, std::int64_t grain,
         for (std::int64_t i = 0; i < items; i += grain) body(i, std::min(i + grain, items));
         return;
     }
-    Loop loop{items, grain, &body};
+    Loop loop{.items = items, .grain = grain, .body = &body, .next = 0, .mutex = {}, .thrown = {}};
     {
         const std::lock_guard lock(mutex_);
         assert(loop_ == nullptr && "one loop at a time");
@@ -145,6 +155,8 @@ void ThreadPool::parallel_for(std::int64_t items, std::int64_t grain,
     look_for(patience_, [&] { return busy_ == 0; });
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [&] { return busy_ == 0; });
+    lock.unlock();
+    if (loop.thrown) std::rethrow_exception(loop.thrown);
 }
 
 int ThreadPool::default_threads() {

@@ -28,7 +28,8 @@ class ThreadPool {
     [[nodiscard]] int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
     // Calls body(begin, end) for disjoint ranges that cover [0, items), at most `grain` items each, and
-    // returns when all are done. One loop at a time: not to be called from within a body.
+    // returns when all are done. One loop at a time: not to be called from within a body. What a body throws
+    // is thrown here, when no other runs any more; ranges not begun by then are left out.
     void parallel_for(std::int64_t items, std::int64_t grain,
                       const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 #include <set>
 #include <thread>
 #include <vector>
@@ -48,6 +49,24 @@ TEST(ThreadPool, CoversEveryItemOnce) {
                 for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
             });
             for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
+        }
+    }
+}
+
+TEST(ThreadPool, WhatABodyThrowsIsThrownToTheCaller) {
+    for (const int threads : {1, 2, 4}) {
+        ThreadPool pool(threads);
+        for (int round = 0; round < 50; ++round) {
+            const auto loop = [&] {
+                pool.parallel_for(64, 1, [&](std::int64_t begin, std::int64_t) {
+                    if (begin == round) throw std::bad_alloc();
+                });
+            };
+            EXPECT_THROW(loop(), std::bad_alloc) << round;
+            std::atomic<int> sum = 0;
+            pool.parallel_for(10, 1,
+                              [&](std::int64_t begin, std::int64_t) { sum += static_cast<int>(begin); });
+            ASSERT_EQ(sum, 45);
         }
     }
 }
