@@ -92,6 +92,10 @@ void Conversations::erase(Conversation& conversation) {
     all_.remove_if([&](const Conversation& c) { return &c == &conversation; });
 }
 
+void Conversations::forget_empty() {
+    all_.remove_if([](const Conversation& c) { return !c.busy && c.session.log().empty(); });
+}
+
 Conversation* Conversations::least_recent(const Conversation* spared) {
     Conversation* found = nullptr;
     for (Conversation& c : all_) {

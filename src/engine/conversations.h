@@ -53,6 +53,7 @@ class Conversations {
 
     Conversation& add(model::KvCache cache);
     void erase(Conversation& conversation);
+    void forget_empty();  // idle ones that hold nothing
     void touch(Conversation& conversation) { conversation.last_used = ++uses_; }
     // The idle one that was not used for longest, `spared` excepted; null when there is none.
     [[nodiscard]] Conversation* least_recent(const Conversation* spared);

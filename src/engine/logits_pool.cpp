@@ -20,10 +20,19 @@ Result<std::unique_ptr<backend::Logits>> LogitsPool::take(std::int64_t rows) {
     return logits;
 }
 
-void LogitsPool::give_back(std::unique_ptr<backend::Logits> logits) {
+void LogitsPool::give_back(std::unique_ptr<backend::Logits> logits) noexcept {
     if (logits == nullptr || keep_ == 0) return;
     if (unused_.size() == keep_) unused_.erase(unused_.begin());
     unused_.push_back(std::move(logits));
+}
+
+std::uint64_t LogitsPool::unused_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& logits : unused_) {
+        bytes += static_cast<std::uint64_t>(logits->rows()) * static_cast<std::uint64_t>(vocabulary_) *
+                 sizeof(float);
+    }
+    return bytes;
 }
 
 }  // namespace dgemma::engine

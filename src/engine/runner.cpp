@@ -1,6 +1,7 @@
 #include "engine/runner.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,10 +11,6 @@
 namespace dgemma::engine {
 
 namespace {
-
-double seconds_between(Runner::Clock::time_point from, Runner::Clock::time_point to) {
-    return std::chrono::duration<double>(to - from).count();
-}
 
 std::uint64_t logits_bytes(const LoadedModel& loaded, const ReplySetup& setup) {
     return static_cast<std::uint64_t>(setup.canvas_length) *
@@ -33,9 +30,21 @@ Runner::Runner(LoadedModel& loaded, RunnerOptions options, Record* record)
       kind_(loaded.new_cache(options_.rewind_tokens)),
       pool_(*loaded.backend, loaded.config.text.vocab_size, 2) {
     stats_.memory_bytes = options_.memory_bytes;
+    running_.reserve(static_cast<std::size_t>(options_.max_running));
 }
 
 Runner::~Runner() = default;
+
+Error thrown_error() noexcept {
+    // Short enough to take no memory of their own.
+    try {
+        throw;
+    } catch (const std::bad_alloc&) {
+        return {ErrorKind::io, "out of memory"};
+    } catch (...) {
+        return {ErrorKind::invalid, "internal error"};
+    }
+}
 
 void Runner::submit(RequestId id, Request request, ReplySetup setup, std::shared_ptr<RequestSink> sink,
                     Clock::time_point admitted) {
@@ -61,15 +70,23 @@ void Runner::stop(RequestId id, FinishReason reason) {
         note(line);
     }
     if (active != running_.end()) {
-        (*active)->reply->stop(reason);
+        try {
+            (*active)->reply->stop(reason);
+        } catch (...) {
+            fail(**active, thrown_error());
+        }
         take_out_ended();
         return;
     }
     const std::unique_ptr<Task> task = std::move(*waiting);
     queue_.erase(waiting);
-    EndEvent end{.reason = reason};
-    end.stats.prompt_tokens = static_cast<int>(task->request.prompt.size());
-    task->told.on_end(end);
+    try {
+        EndEvent end{.reason = reason};
+        end.stats.prompt_tokens = static_cast<int>(task->request.prompt.size());
+        task->told.on_end(end);
+    } catch (...) {
+        fail(*task, thrown_error());
+    }
 }
 
 void Runner::stop_late(Clock::time_point now) {
@@ -88,129 +105,53 @@ void Runner::stop_all(FinishReason reason) {
 }
 
 bool Runner::tick() {
-    while (!queue_.empty() && running_.size() < static_cast<std::size_t>(options_.max_running) &&
-           start(*queue_.front())) {
-        running_.push_back(std::move(queue_.front()));
-        queue_.pop_front();
-    }
+    start_waiting();
     if (running_.empty()) return tidy();
     std::vector<Task*> encoding, denoising;
-    for (const auto& task : running_)
-        (task->reply->phase() == Reply::Phase::encode ? encoding : denoising).push_back(task.get());
+    try {
+        for (const auto& task : running_)
+            (task->reply->phase() == Reply::Phase::encode ? encoding : denoising).push_back(task.get());
+    } catch (...) {
+        const Error error = thrown_error();
+        for (const auto& task : running_) fail(*task, error);
+        encoding.clear();
+        denoising.clear();
+    }
     ++ticks_;
     encoded_last_ = denoising.empty() || (!encoding.empty() && !encoded_last_);
-    encoded_last_ ? encode_pass(encoding) : denoise_pass(denoising);
+    run_pass(encoded_last_ ? encoding : denoising);
     take_out_ended();
+    keep_within_memory();
     return true;
 }
 
-bool Runner::start(Task& task) {
-    task.raw_log = continue_raw_log(task);
-    Start begin = conversations_.find(task.request.prompt);
-    const std::uint64_t needed = request_bytes(loaded_, options_.rewind_tokens, task.setup);
-    if (!make_room(begin, needed)) return false;
-    Conversation& conversation = open(begin);
-    conversation.busy = true;
-    conversation.reserved = needed;
-    conversations_.touch(conversation);
-    task.conversation = &conversation;
-
-    const Kept kept = conversation.session.begin(task.request.prompt);
-    Reuse reuse = Reuse::none;
-    if (kept.reused > 0) {
-        reuse = task.raw_log                                         ? Reuse::raw_log
-                : begin.how == Start::How::fork                      ? Reuse::forked
-                : begin.how == Start::How::in_place && kept.lost > 0 ? Reuse::rewound
-                                                                     : Reuse::prefix;
-    }
-    stats_.prompt_tokens += task.request.prompt.size();
-    stats_.reused_tokens += static_cast<std::uint64_t>(kept.reused);
-    ++stats_.reuse[std::string(name_of(reuse))];
-    stats_.queue_seconds.add(seconds_between(task.admitted, Clock::now()));
-    if (!begin.cause.empty()) ++stats_.reprefills[begin.cause];
-    if (begin.cause == "window" || begin.cause == "memory" || begin.cause == "short") {
-        log(fmt::format("request {}: {} of {} prompt tokens are encoded anew: {}", task.id,
-                        static_cast<std::int64_t>(task.request.prompt.size()) - kept.reused,
-                        task.request.prompt.size(), begin.reason));
-    }
-    if (task.raw_log) log(fmt::format("request {}: the tool turn goes on from its raw token log", task.id));
-    task.started(conversation.number, static_cast<int>(kept.reused), reuse, begin.reason);
-    task.reply = std::make_unique<Reply>(*loaded_.model, pool_, conversation.session, task.request,
-                                         task.setup, task.told);
-    task.reply->begin(kept, reuse, task.raw_log ? "raw_tool_turn" : "");
-    return true;
-}
-
-bool Runner::continue_raw_log(Task& task) {
-    const Continuation& next = task.request.continuation;
-    if (next.round == 0 || task.request.exact) return false;
-    // Decided anew each time: a conversation may be evicted while the request waits.
-    if (task.rendered.empty()) task.rendered = task.request.prompt;
-    task.request.prompt = task.rendered;
-    task.setup = task.rendered_setup;
-    const Round* held = conversations_.round(next.round);
-    if (held == nullptr) return false;
-    std::vector<std::int32_t> raw = held->raw_log;
-    raw.insert(raw.end(), next.suffix.begin(), next.suffix.end());
-    if (raw == task.rendered) return false;
-    ReplySetup setup = task.setup;
-    const auto budget = plan_budget(static_cast<int>(raw.size()), task.request.max_tokens,
-                                    setup.canvas_length, task.request.shrink_canvas, loaded_.context);
-    if (!budget) return false;
-    setup.budget = budget.value();
-    if (request_bytes(loaded_, options_.rewind_tokens, setup) > options_.memory_bytes) return false;
-    task.request.prompt = std::move(raw);
-    task.setup = std::move(setup);
-    return true;
-}
-
-// Evicts idle conversations until `needed` bytes more may be used, or finds a cheaper way to start. -> false:
-// running requests must end first.
-bool Runner::make_room(Start& start, std::uint64_t needed) {
-    for (;;) {
-        const bool in_place = start.how == Start::How::in_place;
-        const std::uint64_t own = in_place ? start.from->session.cache().bytes() : 0;
-        const std::uint64_t others = conversations_.committed_bytes() - own;
-        const std::uint64_t wanted = std::max(needed, own);
-        if (others - conversations_.idle_bytes(start.from) + wanted <= options_.memory_bytes) break;
-        if (start.how == Start::How::fresh) return false;
-        // The conversation itself may be in the way: first go on from it instead of a copy, then do without.
-        start.cause = "memory";
-        start.reason = "there is no memory for the conversation that shares a prefix beside the request";
-        if (start.how == Start::How::fork && !start.from->busy) {
-            start.how = Start::How::in_place;
-        } else {
-            start = {.how = Start::How::fresh, .cause = start.cause, .reason = start.reason};
-        }
-    }
-    for (;;) {
-        const bool in_place = start.how == Start::How::in_place;
-        const std::uint64_t own = in_place ? start.from->session.cache().bytes() : 0;
-        if (conversations_.committed_bytes() - own + std::max(needed, own) <= options_.memory_bytes)
-            return true;
-        Conversation* oldest = conversations_.least_recent(start.from);
-        if (oldest == nullptr) return true;
-        evict(*oldest, "its memory was needed");
+void Runner::run_pass(std::span<Task* const> tasks) {
+    if (tasks.empty()) return;
+    try {
+        encoded_last_ ? encode_pass(tasks) : denoise_pass(tasks);
+    } catch (...) {
+        // A denoising pass may have left logits half written, so nobody in it can go on.
+        const Error error = thrown_error();
+        for (Task* task : tasks) fail(*task, error);
     }
 }
 
-// The conversation that a request starts on.
-Conversation& Runner::open(Start& start) {
-    if (start.how == Start::How::in_place) return *start.from;
-    Conversation& made = conversations_.add(loaded_.new_cache(options_.rewind_tokens));
-    if (start.how == Start::How::fork) {
-        if (const Status copied = made.session.fork_from(start.from->session, start.shared); copied) {
-            ++stats_.forks;
-        } else {
-            start = {.how = Start::How::fresh, .cause = "memory", .reason = copied.error().message};
-        }
+// Also of a request that has not quite started.
+void Runner::fail(Task& task, const Error& error) noexcept {
+    if (task.over) return;
+    if (task.reply) {
+        task.reply->abandon();
+    } else if (task.conversation != nullptr) {
+        task.conversation->session.end();
     }
-    return made;
-}
-
-void Runner::fail(Task& task, const Error& error) {
-    task.reply->abandon();
     task.failed(error);
+}
+
+void Runner::fail_all(const Error& error) noexcept {
+    for (const auto& task : running_) fail(*task, error);
+    for (const auto& task : queue_) fail(*task, error);
+    queue_.clear();
+    take_out_ended();
 }
 
 void Runner::take_out_ended() {
@@ -226,10 +167,27 @@ void Runner::take_out_ended() {
 }
 
 // The conversation of a request that has ended becomes idle.
-void Runner::close(Task& task) {
+void Runner::close(Task& task) noexcept {
+    if (task.conversation == nullptr) return;  // it never started
     Conversation& c = *task.conversation;
     c.busy = false;
     c.reserved = 0;
+    try {
+        prepare_next_turn(task);
+    } catch (...) {
+        c.session.end();  // the next turn takes longer, that is all
+    }
+    task.reply.reset();
+    if (c.session.log().empty()) conversations_.erase(c);
+    while (conversations_.size() > static_cast<std::size_t>(options_.max_conversations)) {
+        Conversation* oldest = conversations_.least_recent(nullptr);
+        if (oldest == nullptr) break;
+        evict(*oldest, "there are too many");
+    }
+}
+
+void Runner::prepare_next_turn(Task& task) {
+    Conversation& c = *task.conversation;
     if (task.ended) {
         Round round{.request = task.id, .raw_log = task.request.prompt};
         round.raw_log.insert(round.raw_log.end(), task.reply->delivered().begin(),
@@ -245,13 +203,6 @@ void Runner::close(Task& task) {
             log(fmt::format("conversation {} is encoded anew for its next turn: {}", c.number, kept.reason));
         c.session.cache().trim();
     }
-    task.reply.reset();
-    if (c.session.log().empty()) conversations_.erase(c);
-    while (conversations_.size() > static_cast<std::size_t>(options_.max_conversations)) {
-        Conversation* oldest = conversations_.least_recent(nullptr);
-        if (oldest == nullptr) break;
-        evict(*oldest, "there are too many");
-    }
 }
 
 // Encodes what the next turn of an idle conversation will begin with.
@@ -259,41 +210,60 @@ bool Runner::tidy() {
     Conversation* c = conversations_.untidy();
     if (c == nullptr) return false;
     ++ticks_;
-    model::KvCache& cache = c->session.cache();
-    const model::Prompt piece = c->session.next_piece(cache.chunk());
-    const auto tokens = static_cast<std::int64_t>(piece.ids.size());
-    const std::uint64_t after = conversations_.committed_bytes() - cache.bytes() +
-                                std::max(cache.bytes(), cache.bytes_for(cache.length() + tokens));
-    bool worked = after <= options_.memory_bytes;
-    if (worked) {
-        ++stats_.encode_passes;
-        worked = loaded_.model->encode(std::span(&piece, 1)).ok();
+    std::int64_t tokens = 0;
+    try {
+        tokens = encode_next_turn(*c);
+    } catch (...) {  // nobody waits for it
     }
-    if (record_ != nullptr) {
-        JsonLine line;
-        line.add("t", ticks_).add("event", "tidy").add("conversation", c->number);
-        line.add("tokens", worked ? tokens : 0);
-        note(line);
-    }
-    if (worked) {
-        stats_.encoded_tokens += static_cast<std::uint64_t>(tokens);
-    } else {
+    if (tokens == 0) {
         c->session.end();
         if (c->session.log().empty()) conversations_.erase(*c);
     }
     return true;
 }
 
-void Runner::evict(Conversation& conversation, std::string_view why) {
-    ++stats_.evictions;
-    log(fmt::format("conversation {} of {} tokens is evicted: {}", conversation.number,
-                    conversation.session.cache().length(), why));
+// One piece of it. -> how many tokens; 0 where they cannot be encoded.
+std::int64_t Runner::encode_next_turn(Conversation& conversation) {
+    model::KvCache& cache = conversation.session.cache();
+    const model::Prompt piece = conversation.session.next_piece(cache.chunk());
+    auto tokens = static_cast<std::int64_t>(piece.ids.size());
+    const std::uint64_t after = conversations_.committed_bytes() - cache.bytes() +
+                                std::max(cache.bytes(), cache.bytes_for(cache.length() + tokens));
+    bool worked = after <= options_.memory_bytes;
+    if (worked) {
+        if (after + pool_.unused_bytes() > options_.memory_bytes) pool_.drop_unused();
+        ++stats_.encode_passes;
+        worked = loaded_.model->encode(std::span(&piece, 1)).ok();
+    }
+    if (!worked) tokens = 0;
+    stats_.encoded_tokens += static_cast<std::uint64_t>(tokens);
     if (record_ != nullptr) {
         JsonLine line;
-        line.add("t", ticks_).add("event", "evict").add("conversation", conversation.number);
+        line.add("t", ticks_).add("event", "tidy").add("conversation", conversation.number);
+        line.add("tokens", tokens);
         note(line);
     }
+    return tokens;
+}
+
+void Runner::evict(Conversation& conversation, std::string_view why) noexcept {
+    ++stats_.evictions;
+    try {
+        log(fmt::format("conversation {} of {} tokens is evicted: {}", conversation.number,
+                        conversation.session.cache().length(), why));
+        if (record_ != nullptr) {
+            JsonLine line;
+            line.add("t", ticks_).add("event", "evict").add("conversation", conversation.number);
+            note(line);
+        }
+    } catch (...) {  // untold, then
+    }
     conversations_.erase(conversation);
+}
+
+// Logits that nobody uses take memory too, and are the first to go.
+void Runner::keep_within_memory() {
+    if (conversations_.committed_bytes() + pool_.unused_bytes() > options_.memory_bytes) pool_.drop_unused();
 }
 
 void Runner::note(JsonLine& line) {
@@ -310,6 +280,7 @@ const SchedulerStats& Runner::stats() {
     stats_.conversations = static_cast<int>(conversations_.size());
     stats_.cache_bytes = conversations_.cache_bytes();
     stats_.reserved_bytes = conversations_.reserved_bytes();
+    stats_.unused_logits_bytes = pool_.unused_bytes();
     return stats_;
 }
 

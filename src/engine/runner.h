@@ -31,6 +31,9 @@ struct RunnerOptions {
     std::function<void(RequestId)> leaving;
 };
 
+// In a handler of what was thrown: what a request that it happened to is told. Takes no memory.
+Error thrown_error() noexcept;
+
 // Bytes that a request may come to need: keys and values of prompt and whole canvases, and logits.
 std::uint64_t request_bytes(const LoadedModel& loaded, int rewind_tokens, const ReplySetup& setup);
 
@@ -53,8 +56,11 @@ class Runner {
     void stop_late(Clock::time_point now);
     void stop_all(FinishReason reason);
     // Starts what can be started, then runs one pass of the model: an encode pass and a denoising pass by
-    // turns, where both have something to do. -> false when there was nothing to do at all.
+    // turns, where both have something to do. -> false when there was nothing to do at all. Where memory runs
+    // out, or anything else is thrown, those it happened to end with a failure, and the others go on.
     bool tick();
+    // Every request ends with this failure.
+    void fail_all(const Error& error) noexcept;
 
     [[nodiscard]] std::uint64_t ticks() const { return ticks_; }
     [[nodiscard]] bool idle() const { return queue_.empty() && running_.empty(); }
@@ -64,18 +70,26 @@ class Runner {
     struct Task;
     class TaskSink;
 
-    bool start(Task& task);
+    void start_waiting();
+    enum class Begun : std::uint8_t { runs, waits, no_room, failed };
+    // Those that wait add to `kept_free` what they will need.
+    Begun start(Task& task, std::uint64_t& kept_free);
+    [[nodiscard]] const Task* ahead_of(const Task& task, const Start& begin) const;
     // The raw token log in the place of the rendered prompt, where Continuation allows it. -> whether.
     bool continue_raw_log(Task& task);
-    bool make_room(Start& start, std::uint64_t needed);
+    bool make_room(Start& start, std::uint64_t needed, std::uint64_t kept_free);
     Conversation& open(Start& start);
+    void run_pass(std::span<Task* const> tasks);
     void encode_pass(std::span<Task* const> tasks);
     void denoise_pass(std::span<Task* const> tasks);
     void take_out_ended();
-    void close(Task& task);
-    void fail(Task& task, const Error& error);
+    void close(Task& task) noexcept;
+    void prepare_next_turn(Task& task);
+    void fail(Task& task, const Error& error) noexcept;
     bool tidy();
-    void evict(Conversation& conversation, std::string_view why);
+    std::int64_t encode_next_turn(Conversation& conversation);
+    void keep_within_memory();
+    void evict(Conversation& conversation, std::string_view why) noexcept;
     void note(JsonLine& line);
     void log(std::string_view sentence);
 

@@ -13,6 +13,16 @@ double seconds_since(Runner::Clock::time_point start) {
     return std::chrono::duration<double>(Runner::Clock::now() - start).count();
 }
 
+// What concerns one request alone, its client above all, does not end the others.
+template <class Step>
+Status guarded(Step step) {
+    try {
+        return step();
+    } catch (...) {
+        return thrown_error();
+    }
+}
+
 }  // namespace
 
 void Runner::encode_pass(std::span<Task* const> tasks) {
@@ -51,14 +61,14 @@ void Runner::encode_pass(std::span<Task* const> tasks) {
     const auto begin = Clock::now();
     ++stats_.encode_passes;
     std::vector<Status> done(pieces.size());
-    done[0] = loaded_.model->encode(pieces);
+    done[0] = guarded([&] { return loaded_.model->encode(pieces); });
     // A pass that failed has changed nothing and does not say whose fault it was.
     if (pieces.size() > 1) {
         const bool together = done[0].ok();
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             if (together) continue;
             ++stats_.encode_passes;
-            done[i] = loaded_.model->encode(std::span(&pieces[i], 1));
+            done[i] = guarded([&] { return loaded_.model->encode(std::span(&pieces[i], 1)); });
         }
     }
     const double ms = 1000 * seconds_since(begin);
@@ -68,21 +78,27 @@ void Runner::encode_pass(std::span<Task* const> tasks) {
             continue;
         }
         stats_.encoded_tokens += pieces[i].ids.size();
-        in_pass[i]->reply->encoded(ms);
+        const Status told = guarded([&] {
+            in_pass[i]->reply->encoded(ms);
+            return Status();
+        });
+        if (!told) fail(*in_pass[i], told.error());
     }
 }
 
 void Runner::denoise_pass(std::span<Task* const> tasks) {
     std::vector<Task*> ready;
     std::vector<model::Canvas> canvases;
+    ready.reserve(tasks.size());
+    canvases.reserve(tasks.size());
     for (Task* task : tasks) {
-        Result<model::Canvas> canvas = task->reply->canvas();
-        if (!canvas) {
-            fail(*task, canvas.error());
-            continue;
-        }
-        ready.push_back(task);
-        canvases.push_back(canvas.value());
+        const Status begun = guarded([&]() -> Status {
+            DGEMMA_TRY(const model::Canvas canvas, task->reply->canvas());
+            ready.push_back(task);
+            canvases.push_back(canvas);
+            return {};
+        });
+        if (!begun) fail(*task, begun.error());
     }
     // The cutoff of soft embeddings is the backend's, so each value of it is a pass.
     for (std::size_t begin = 0; begin < ready.size();) {
@@ -125,7 +141,7 @@ void Runner::denoise_pass(std::span<Task* const> tasks) {
             Task& task = *ready[begin + i];
             ++stats_.denoise_steps;
             Status status = std::move(done[i]);
-            if (status) status = task.reply->denoised(together[i]);
+            if (status) status = guarded([&] { return task.reply->denoised(together[i]); });
             if (!status) fail(task, status.error());
         }
         begin = end;

@@ -108,8 +108,9 @@ void Runner::TaskSink::on_end(const EndEvent& event) {
         runner_.note(line);
     }
     task_.ended = event;
-    if (runner_.options_.leaving) runner_.options_.leaving(task_.id);
+    task_.leave();
     task_.sink->on_end(event);
+    task_.over = true;
 }
 
 Runner::Task::Task(Runner& owner, RequestId number, Request asked, ReplySetup prepared,
@@ -149,17 +150,29 @@ void Runner::Task::started(std::uint64_t conversation_number, int reused, Reuse 
                     .queued_ms = 1000 * seconds_since(admitted)});
 }
 
-void Runner::Task::failed(const Error& error) {
-    ++runner.stats_.failed[std::string(name_of(error.kind))];
-    runner.stats_.request_seconds.add(seconds_since(admitted));
-    if (runner.record_ != nullptr) {
-        JsonLine line;
-        line.add("t", runner.ticks_).add("event", "failure").add("id", id);
-        line.add("kind", name_of(error.kind)).add("message", error.message);
-        runner.note(line);
+void Runner::Task::failed(const Error& error) noexcept {
+    over = true;
+    try {
+        ++runner.stats_.failed[std::string(name_of(error.kind))];
+        runner.stats_.request_seconds.add(seconds_since(admitted));
+        if (runner.record_ != nullptr) {
+            JsonLine line;
+            line.add("t", runner.ticks_).add("event", "failure").add("id", id);
+            line.add("kind", name_of(error.kind)).add("message", error.message);
+            runner.note(line);
+        }
+    } catch (...) {  // the client is told all the same
     }
+    try {
+        leave();
+        sink->on_failure(error);
+    } catch (...) {  // nobody is left to be told
+    }
+}
+
+void Runner::Task::leave() {
+    if (std::exchange(left, true)) return;
     if (runner.options_.leaving) runner.options_.leaving(id);
-    sink->on_failure(error);
 }
 
 std::vector<std::int32_t> Runner::Task::next_prompt() {

@@ -31,7 +31,8 @@ struct Runner::Task {
 
     [[nodiscard]] Session& session() const { return conversation->session; }
     void started(std::uint64_t conversation_number, int reused, Reuse reuse, const std::string& reason);
-    void failed(const Error& error);
+    void failed(const Error& error) noexcept;
+    void leave();  // makes room for another request, once
     // What the client says about its next turn, asked once after a reply that came to its end.
     [[nodiscard]] std::vector<std::int32_t> next_prompt();
     // The request's own functions, with what they answer recorded.
@@ -52,6 +53,9 @@ struct Runner::Task {
     Conversation* conversation = nullptr;
     std::unique_ptr<Reply> reply;
     std::optional<EndEvent> ended;
+    RequestId waits_for = 0;  // the request that encodes what both begin with
+    bool left = false;        // its place is another's
+    bool over = false;        // the client has been told the end, or a failure
 };
 
 std::string_view name_of(BlockVerdict verdict);  // "go_on", "stop_string", "cancel"

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -91,12 +92,29 @@ struct Scheduler::Shared {
     std::map<std::string, std::uint64_t> refused;
 
     void own();  // the owner thread
+    void hand_over(Runner& runner, Arrival& arrival);
     Error refuse(Error error) {
         const std::lock_guard lock(mutex);
         ++refused[std::string(name_of(error.kind))];
         return error;
     }
 };
+
+void Scheduler::Shared::hand_over(Runner& runner, Arrival& arrival) {
+    try {
+        runner.submit(arrival.id, std::move(arrival.request), std::move(arrival.setup), arrival.sink,
+                      arrival.when);
+    } catch (...) {
+        {
+            const std::lock_guard lock(mutex);
+            --admitted;
+        }
+        try {
+            arrival.sink->on_failure(thrown_error());
+        } catch (...) {  // nobody is left to be told
+        }
+    }
+}
 
 // One turn: what has arrived is handed to the runner, then the runner does one pass.
 void Scheduler::Shared::own() {
@@ -124,19 +142,27 @@ void Scheduler::Shared::own() {
             stop = stopping;
         }
         known += static_cast<int>(arrivals.size());
-        for (Arrival& a : arrivals)
-            runner.submit(a.id, std::move(a.request), std::move(a.setup), std::move(a.sink), a.when);
-        for (const RequestId id : cancels) runner.stop(id, FinishReason::cancelled);
-        runner.stop_late(Runner::Clock::now());
-        if (stop) runner.stop_all(FinishReason::cancelled);
-        const bool worked = !stop && runner.tick();
+        for (Arrival& a : arrivals) hand_over(runner, a);
+        bool worked = true;
+        try {
+            for (const RequestId id : cancels) runner.stop(id, FinishReason::cancelled);
+            runner.stop_late(Runner::Clock::now());
+            if (stop) runner.stop_all(FinishReason::cancelled);
+            worked = !stop && runner.tick();
+        } catch (...) {
+            // The runner keeps what concerns one request, or one pass, to those. This is about all of them.
+            runner.fail_all(thrown_error());
+        }
 
         const SchedulerStats& stats = runner.stats();
         std::unique_lock lock(mutex);
         unfinished -= known - (stats.queued + stats.running);
         known = stats.queued + stats.running;
-        published = stats;
-        published.recording = record != nullptr && !record->broken();
+        try {
+            published = stats;
+            published.recording = record != nullptr && !record->broken();
+        } catch (const std::bad_alloc&) {  // those of an earlier pass must do
+        }
         if (unfinished == 0) quiet.notify_all();
         if (stop && arrived.empty()) return;
         if (!worked) wake.wait(lock, [&] { return !arrived.empty() || !cancelled.empty() || stopping; });

@@ -29,7 +29,8 @@ struct SchedulerStats {
     int conversations = 0;             // whose keys and values are held, those of running requests included
     std::uint64_t cache_bytes = 0;     // keys and values held
     std::uint64_t reserved_bytes = 0;  // what running requests may grow to, logits included
-    std::uint64_t memory_bytes = 0;    // the limit of the two together
+    std::uint64_t unused_logits_bytes = 0;  // kept for the next request; the first to be given up
+    std::uint64_t memory_bytes = 0;         // the limit of all these together
     bool draining = false;
     bool recording = false;  // false also after the file of the record could not be written
 
@@ -46,12 +47,13 @@ struct SchedulerStats {
     std::uint64_t denoise_steps = 0;  // steps of all requests: more than passes when shared
     std::uint64_t prompt_tokens = 0, reused_tokens = 0, encoded_tokens = 0, output_tokens = 0;
     std::uint64_t blocks = 0;
-    std::uint64_t evictions = 0;    // conversations forgotten to make room
-    std::uint64_t forks = 0;        // conversations begun as a copy of another one's prefix
-    Histogram queue_seconds;        // from admission to the start
-    Histogram first_block_seconds;  // from admission to the first block
-    Histogram request_seconds;      // from admission to the end
-    Histogram step_seconds;         // of a denoising pass
+    std::uint64_t evictions = 0;        // conversations forgotten to make room
+    std::uint64_t forks = 0;            // conversations begun as a copy of another one's prefix
+    std::uint64_t shared_prefills = 0;  // requests that waited for another to encode what both begin with
+    Histogram queue_seconds;            // from admission to the start
+    Histogram first_block_seconds;      // from admission to the first block
+    Histogram request_seconds;          // from admission to the end
+    Histogram step_seconds;             // of a denoising pass
 };
 
 }  // namespace dgemma::engine

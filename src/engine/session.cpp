@@ -64,8 +64,9 @@ void Session::clear() {
 
 Status Session::fork_from(const Session& other, std::int64_t length) {
     clear();
-    DGEMMA_CHECK(cache_.copy_from(other.cache_, length));
     const std::span<const std::int32_t> ids = other.log().first(static_cast<std::size_t>(length));
+    log_.reserve(ids.size());  // before the cache changes: from here on nothing can fail that was begun
+    DGEMMA_CHECK(cache_.copy_from(other.cache_, length));
     log_.assign(ids.begin(), ids.end());
     return {};
 }

@@ -76,6 +76,10 @@ Status KvCache::reserve(std::int64_t length) {
         while (static_cast<std::int64_t>(layer.keys.size()) * page_tokens < slots) {
             DGEMMA_TRY(auto keys, backend_.allocate(static_cast<std::size_t>(layer.page_bytes)));
             DGEMMA_TRY(auto values, backend_.allocate(static_cast<std::size_t>(layer.page_bytes)));
+            // The lists grow together or, where there is no memory for that, not at all.
+            layer.keys.reserve(layer.keys.size() + 1);
+            layer.values.reserve(layer.keys.size() + 1);
+            layer.memory.reserve(layer.memory.size() + 2);
             layer.keys.push_back(keys->data());
             layer.values.push_back(values->data());
             layer.memory.push_back(std::move(keys));

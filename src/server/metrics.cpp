@@ -70,6 +70,8 @@ constexpr Number numbers[] = {
     {"cache_bytes", "gauge", "keys and values held", [](const Stats& s) { return double(s.cache_bytes); }},
     {"reserved_bytes", "gauge", "what running requests may grow to",
      [](const Stats& s) { return double(s.reserved_bytes); }},
+    {"unused_logits_bytes", "gauge", "logits kept for the next request",
+     [](const Stats& s) { return double(s.unused_logits_bytes); }},
     {"memory_bytes", "gauge", "the limit of keys, values and logits",
      [](const Stats& s) { return double(s.memory_bytes); }},
     {"requests_total", "counter", "admitted requests", [](const Stats& s) { return double(s.submitted); }},
@@ -93,6 +95,8 @@ constexpr Number numbers[] = {
      [](const Stats& s) { return double(s.evictions); }},
     {"forks_total", "counter", "conversations begun as a copy of another",
      [](const Stats& s) { return double(s.forks); }},
+    {"shared_prefills_total", "counter", "requests that waited for another to encode what both begin with",
+     [](const Stats& s) { return double(s.shared_prefills); }},
 };
 
 constexpr Family families[] = {

@@ -313,6 +313,111 @@ TEST_F(RunnerTest, RequestsWaitForMemoryAndAllAreAnswered) {
     }
 }
 
+// Prompts that begin with the same `common` tokens and go on differently.
+Ids behind_common(std::size_t common, int own) {
+    Ids ids = filler(common, 80);
+    const Ids rest = filler(20, own);
+    ids.insert(ids.end(), rest.begin(), rest.end());
+    return ids;
+}
+
+TEST_F(RunnerTest, WhatPromptsThatArriveTogetherBeginWithIsEncodedOnce) {
+    make();
+    std::vector<std::shared_ptr<Client>> all;
+    for (int i = 0; i < 6; ++i) all.push_back(submit(brief(behind_common(300, 81 + i))));
+    const auto other = submit(brief(filler(16, 90)));
+    ASSERT_TRUE(runner->tick());
+    EXPECT_TRUE(other->started) << "who has nothing in common with them does not wait";
+    EXPECT_EQ(runner->stats().running, 2);
+    EXPECT_EQ(runner->stats().queued, 5);
+    finish();
+    EXPECT_EQ(runner->stats().encoded_tokens, 300u + 6 * 20 + 16);
+    EXPECT_EQ(runner->stats().shared_prefills, 5u);
+    EXPECT_TRUE(logged("encodes what both prompts begin with"));
+    for (int i = 0; i < 6; ++i) {
+        const Client& one = *all[static_cast<std::size_t>(i)];
+        ASSERT_TRUE(one.end) << i;
+        EXPECT_EQ(one.started->reused_tokens, i == 0 ? 0 : 300) << i;
+        EXPECT_EQ(one.started->reuse, i == 0 ? Reuse::none : Reuse::forked) << i;
+        EXPECT_EQ(one.told.argmax, alone(brief(behind_common(300, 81 + i))).told.argmax) << i;
+    }
+}
+
+TEST_F(RunnerTest, LittleInCommonIsEncodedTwice) {
+    make();
+    submit(brief(behind_common(60, 81)));
+    submit(brief(behind_common(60, 82)));
+    ASSERT_TRUE(runner->tick());
+    EXPECT_EQ(runner->stats().running, 2);
+    finish();
+    EXPECT_EQ(runner->stats().shared_prefills, 0u);
+}
+
+TEST_F(RunnerTest, WhoWaitsForACancelledOneGoesOnFromWhatItHad) {
+    make();
+    submit(brief(behind_common(300, 81)));
+    const RequestId first = last;
+    const auto second = submit(brief(behind_common(300, 82))), third = submit(brief(behind_common(300, 83)));
+    ASSERT_TRUE(runner->tick());
+    ASSERT_TRUE(runner->tick());
+    EXPECT_EQ(runner->stats().queued, 2);
+    runner->stop(first, FinishReason::cancelled);
+    finish();
+    EXPECT_EQ(runner->stats().encoded_tokens, 300u + 2 * 20);
+    EXPECT_EQ(second->told.argmax, alone(brief(behind_common(300, 82))).told.argmax);
+    EXPECT_EQ(third->told.argmax, alone(brief(behind_common(300, 83))).told.argmax);
+    // One that waits can be cancelled, too.
+    submit(brief(filler(300, 95)));
+    const auto waiting = submit(brief(filler(300, 95)));
+    ASSERT_TRUE(runner->tick());
+    runner->stop(last, FinishReason::cancelled);
+    EXPECT_EQ(waiting->end->reason, FinishReason::cancelled);
+    finish();
+}
+
+TEST_F(RunnerTest, WhoWaitsKeepsItsPlace) {
+    make({.max_running = 2});
+    submit(brief(behind_common(300, 81)));
+    const auto waits = submit(brief(behind_common(300, 82))), later = submit(brief(filler(16, 91)));
+    ASSERT_TRUE(runner->tick());
+    EXPECT_FALSE(later->started) << "the second place is the second one's";
+    finish();
+    EXPECT_EQ(waits->started->reused_tokens, 300);
+    EXPECT_TRUE(later->end);
+    // And its memory.
+    const engine::Request two = brief(behind_common(300, 82));
+    const std::uint64_t one =
+        engine::request_bytes(demo_model(), 0, engine::check_request(demo_model(), two).value());
+    make({.memory_bytes = 2 * one + one / 8});
+    submit(brief(behind_common(300, 81)));
+    const auto next = submit(two), last_one = submit(brief(filler(150, 91)));
+    ASSERT_TRUE(runner->tick());
+    EXPECT_FALSE(last_one->started);
+    finish();
+    EXPECT_EQ(next->started->reused_tokens, 300);
+    EXPECT_EQ(next->told.argmax, alone(two).told.argmax);
+    EXPECT_TRUE(last_one->end);
+}
+
+TEST_F(RunnerTest, LogitsNobodyUsesCountAndAreTheFirstToGo) {
+    const engine::Request a = brief(filler(150, 61)), b = brief(filler(150, 62));
+    const auto bytes = [](const engine::Request& r) {
+        return engine::request_bytes(demo_model(), 0, engine::check_request(demo_model(), r).value());
+    };
+    const std::uint64_t idle = demo_model().new_cache().bytes_for(150);
+    make({.memory_bytes = bytes(a) + idle});
+    ask(a);
+    EXPECT_GT(runner->stats().unused_logits_bytes, 0u);
+    const auto second = submit(b);
+    while (!runner->idle()) {
+        ASSERT_TRUE(runner->tick());
+        const engine::SchedulerStats& s = runner->stats();
+        EXPECT_LE(std::max(s.cache_bytes, s.reserved_bytes) + s.unused_logits_bytes, s.memory_bytes);
+    }
+    EXPECT_EQ(runner->stats().evictions, 0u) << "a conversation is worth more than they are";
+    EXPECT_EQ(ask(a)->started->reused_tokens, 150);
+}
+
 TEST_F(RunnerTest, PassesArePutTogetherFromAllThatAreReady) {
     make();
     std::vector<std::shared_ptr<Client>> all;
