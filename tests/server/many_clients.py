@@ -2,6 +2,7 @@
 
 usage: many_clients.py BINARY SOURCE-DIR clients [N]    N clients stream at the same time (64)
        many_clients.py BINARY SOURCE-DIR soak [N]       N mixed requests with random aborts (2000)
+       many_clients.py BINARY SOURCE-DIR overhead [N]   what the server adds to N requests, one at a time (100)
 """
 import http.client
 import json
@@ -15,7 +16,7 @@ import time
 import server_process
 
 binary, source, what = sys.argv[1:4]
-count = int(sys.argv[4]) if len(sys.argv) > 4 else {"clients": 64, "soak": 2000}[what]
+count = int(sys.argv[4]) if len(sys.argv) > 4 else {"clients": 64, "soak": 2000, "overhead": 100}[what]
 weather = {"name": "get_weather", "description": "Get the weather of a city",
            "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "The city"}}, "required": ["city"]}}
 
@@ -137,6 +138,10 @@ def soak(server):
                 leave = dice.uniform(0, 0.1) if dice.random() < 0.15 else None
                 if i % 100 == 0:
                     memory.append(server.memory_mib())
+                    holds = {name: server.metric(name) for name in ("conversations", "cache_bytes")}
+                    recent = statistics.median(times[-100:]) if times else 0
+                    print(f"{i:5} asked: {memory[-1]:6.1f} MiB of its own; {holds['conversations']:.0f} conversations of {holds['cache_bytes'] / 2**20:.1f} MiB; "
+                          f"median of the last hundred {recent:.3f} s; {time.process_time():.1f} s of the clients' own", flush=True)
             answer, seconds = ask(server, kind, question, leave)
             with lock:
                 if answer is None:
@@ -162,9 +167,36 @@ def soak(server):
     assert server.metric("http_in_flight") == 1
 
 
+def overhead(server):
+    """The client's clock against what the server says that its passes took: the rest is HTTP, JSON, template, tokens,
+    the way between threads, and this client."""
+    rows = questions()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    for kind in ("chat", "stream", "messages"):
+        walls, engines, added = [], [], []
+        for i in range(count + 10):
+            path, body = body_of(kind, rows[i % len(rows)][0])
+            start = time.perf_counter()
+            connection.request("POST", path, json.dumps(body))
+            text = connection.getresponse().read().decode()
+            wall = 1000 * (time.perf_counter() - start)
+            if kind == "stream":
+                text = [line[6:] for line in text.splitlines() if line.startswith("data: {") and '"diffusion"' in line][-1]
+            told = json.loads(text)["diffusion"]
+            if i < 10:  # until everything is warm
+                continue
+            walls.append(wall)
+            engines.append(told["prefill_ms"] + told["denoise_ms"])
+            added.append(wall - engines[-1])
+        added.sort()
+        print(f"{kind:8} median of {count}: {statistics.median(walls):.2f} ms for the client, {statistics.median(engines):.2f} ms of passes, "
+              f"{statistics.median(added):.2f} ms added (nine of ten below {added[count * 9 // 10]:.2f})", flush=True)
+    connection.close()
+
+
 server = server_process.Server(binary, source)
 try:
-    {"clients": clients, "soak": soak}[what](server)
+    {"clients": clients, "soak": soak, "overhead": overhead}[what](server)
 finally:
     code = server.end()
 assert code == 0, (code, server.said())
