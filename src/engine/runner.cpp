@@ -104,9 +104,9 @@ void Runner::stop_all(FinishReason reason) {
     while (!running_.empty()) stop(running_.front()->id, reason);
 }
 
-bool Runner::tick() {
+bool Runner::tick(bool tidy_too) {
     start_waiting();
-    if (running_.empty()) return tidy();
+    if (running_.empty()) return tidy_too && tidy();
     std::vector<Task*> encoding, denoising;
     try {
         for (const auto& task : running_)

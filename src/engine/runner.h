@@ -58,7 +58,8 @@ class Runner {
     // Starts what can be started, then runs one pass of the model: an encode pass and a denoising pass by
     // turns, where both have something to do. -> false when there was nothing to do at all. Where memory runs
     // out, or anything else is thrown, those it happened to end with a failure, and the others go on.
-    bool tick();
+    // tidy_too: without requests, the pass may be for what the next turn of an idle conversation begins with.
+    bool tick(bool tidy_too = true);
     // Every request ends with this failure.
     void fail_all(const Error& error) noexcept;
 

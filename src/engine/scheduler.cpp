@@ -20,6 +20,9 @@ namespace dgemma::engine {
 
 namespace {
 
+// A client that answers at once must not find the model at work for a later one. Who comes in this time
+// encodes the beginning of its next turn itself, so nothing is lost.
+constexpr std::chrono::milliseconds rest(20);
 constexpr int most_running = 1024, most_queued = 1 << 20, most_rewind = 1 << 20;
 
 Status check(const SchedulerOptions& options) {
@@ -130,7 +133,8 @@ void Scheduler::Shared::own() {
                            --admitted;
                        }},
                   record.get());
-    int known = 0;  // requests the runner has been given and has not ended
+    int known = 0;        // requests the runner has been given and has not ended
+    bool rested = false;  // nobody has asked for a while
     for (;;) {
         std::vector<Arrival> arrivals;
         std::vector<RequestId> cancels;
@@ -142,13 +146,14 @@ void Scheduler::Shared::own() {
             stop = stopping;
         }
         known += static_cast<int>(arrivals.size());
+        if (!arrivals.empty()) rested = false;
         for (Arrival& a : arrivals) hand_over(runner, a);
         bool worked = true;
         try {
             for (const RequestId id : cancels) runner.stop(id, FinishReason::cancelled);
             runner.stop_late(Runner::Clock::now());
             if (stop) runner.stop_all(FinishReason::cancelled);
-            worked = !stop && runner.tick();
+            worked = !stop && runner.tick(rested);
         } catch (...) {
             // The runner keeps what concerns one request, or one pass, to those. This is about all of them.
             runner.fail_all(thrown_error());
@@ -165,7 +170,13 @@ void Scheduler::Shared::own() {
         }
         if (unfinished == 0) quiet.notify_all();
         if (stop && arrived.empty()) return;
-        if (!worked) wake.wait(lock, [&] { return !arrived.empty() || !cancelled.empty() || stopping; });
+        if (worked) continue;
+        const auto asked = [&] { return !arrived.empty() || !cancelled.empty() || stopping; };
+        if (rested) {
+            wake.wait(lock, asked);
+        } else {
+            rested = !wake.wait_for(lock, rest, asked);
+        }
     }
 }
 
