@@ -98,7 +98,7 @@ class PlainBackend final : public HostBackend {
     }
 
     void project(const Mat& x, const Weight& weight, const Mat& out) override {
-        Panels panels = products_.panels_for(host(weight).view());
+        Panels& panels = products_.panels_for(host(weight).view());
         panels.pack(pool_, x.rows, x.cols, [&](std::int64_t r) { return row(x, r); });
         const Product product{&panels, &host(weight).view(), 0, f32(out)};
         products_.run(std::span(&product, 1), bf16_);
@@ -110,8 +110,8 @@ class PlainBackend final : public HostBackend {
         float* g = scratch_[0].floats(x.rows * width);
         float* u = scratch_[1].floats(x.rows * width);
         const auto source = [&](std::int64_t r) { return row(x, r); };
-        Panels gate_x = products_.panels_for(host(gate).view());
-        Panels up_x = products_.panels_for(host(up).view());
+        Panels& gate_x = products_.panels_for(host(gate).view(), 0);
+        Panels& up_x = products_.panels_for(host(up).view(), 1);
         const bool shared = gate_x.operand() == up_x.operand();
         gate_x.pack(pool_, x.rows, x.cols, source);
         if (!shared) up_x.pack(pool_, x.rows, x.cols, source);
@@ -120,7 +120,7 @@ class PlainBackend final : public HostBackend {
         products_.run(both, bf16_);
         for_rows(x.rows,
                  [&](std::int64_t r) { kernels_.gelu_times(g + r * width, u + r * width, width, bf16_); });
-        Panels panels = products_.panels_for(host(down).view());
+        Panels& panels = products_.panels_for(host(down).view());
         panels.pack(pool_, x.rows, width, [&](std::int64_t r) { return g + r * width; });
         const Product last{&panels, &host(down).view(), 0, f32(out)};
         products_.run(std::span(&last, 1), bf16_);
@@ -193,7 +193,7 @@ class PlainBackend final : public HostBackend {
             kernels_.scale(x, nullptr, h.cols, w.input_scale, bf16_, x);
         });
         // Who gets a row must not hang on the rounding of a faster product.
-        Panels panels = exact_products_.panels_for(host(*w.proj).view());
+        Panels& panels = exact_products_.panels_for(host(*w.proj).view());
         panels.pack(pool_, h.rows, h.cols, [&](std::int64_t r) { return a + r * h.cols; });
         const Product product{&panels, &host(*w.proj).view(), 0, z};
         exact_products_.run(std::span(&product, 1), bf16_);
@@ -257,7 +257,7 @@ class PlainBackend final : public HostBackend {
     }
 
     void head(const HeadArgs& a) override {
-        Panels panels = products_.panels_for(host(*a.table).view());
+        Panels& panels = products_.panels_for(host(*a.table).view());
         for (const HeadArgs::Canvas& canvas : a.canvases) {
             auto& logits = static_cast<HostLogits&>(*canvas.logits);
             const std::int64_t vocab = logits.vocab();
@@ -369,7 +369,7 @@ class PlainBackend final : public HostBackend {
         const bool all = n == out.rows;
         float* to = all ? f32(out) : scratch_[0].floats(n * out.cols);
         constexpr std::int64_t slice = 1024;
-        Panels panels = vocab % 2 == 0 ? products_.panels_for(table) : exact_products_.panels_for(table);
+        Panels& panels = vocab % 2 == 0 ? products_.panels_for(table) : exact_products_.panels_for(table);
         float* p = scratch_[1].floats(n * slice);
         for (std::int64_t first = 0; first < vocab; first += slice) {
             const std::int64_t count = std::min(slice, vocab - first);
@@ -392,17 +392,18 @@ class PlainBackend final : public HostBackend {
     template <class Source>
     void multiply(const ExpertRows& sorted, const Weight& bank, std::int64_t k, Source source, float* out) {
         const WeightView& view = host(bank).view();
-        std::vector<Panels> panels(sorted.groups.size(), products_.panels_for(view));
+        std::vector<Panels*> panels;
         std::vector<Product> products;
-        for (std::size_t g = 0; g < panels.size(); ++g) {
+        for (std::size_t g = 0; g < sorted.groups.size(); ++g) {
+            panels.push_back(&products_.panels_for(view, g));
             products.push_back(
-                {&panels[g], &view, sorted.groups[g].expert, out + sorted.groups[g].first * rows_of(view)});
+                {panels[g], &view, sorted.groups[g].expert, out + sorted.groups[g].first * rows_of(view)});
         }
         pool_.parallel_for(
             static_cast<std::int64_t>(panels.size()), 1, [&](std::int64_t begin, std::int64_t end) {
                 for (std::int64_t g = begin; g < end; ++g) {
                     const ExpertRows::Group& group = sorted.groups[static_cast<std::size_t>(g)];
-                    panels[static_cast<std::size_t>(g)].pack_here(
+                    panels[static_cast<std::size_t>(g)]->pack_here(
                         group.count, k, [&](std::int64_t r) { return source(group.first + r); });
                 }
             });

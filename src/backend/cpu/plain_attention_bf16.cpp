@@ -33,7 +33,8 @@ void attend_in_bf16(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& 
         }
     };
 
-    Panels queries(kernels, Operand::bf16);
+    thread_local Panels queries, weights;
+    queries.become(kernels, Operand::bf16);
     queries.pack_here(m, d, [&](std::int64_t i) { return head_of(a.q, i); });
     for (std::size_t n = 0; n < blocks.size(); ++n) {
         const KeyBlock& b = blocks[n];
@@ -53,7 +54,7 @@ void attend_in_bf16(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& 
     weigh(a, q, blocks, *kernels.plain, false, scores);
 
     std::fill_n(sums, m * d, 0.0f);
-    Panels weights(kernels, Operand::bf16);
+    weights.become(kernels, Operand::bf16);
     for (std::size_t n = 0; n < blocks.size(); ++n) {
         const KeyBlock& b = blocks[n];
         weights.pack_here(m, page_tokens, [&](std::int64_t i) {

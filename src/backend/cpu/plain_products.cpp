@@ -26,22 +26,19 @@ void Panels::layout(std::int64_t rows, std::int64_t k) {
                                 : operand_ == Operand::bf16 ? kernels_.dots->bf16_rows
                                                             : kernels_.dots->byte_rows;
     panels_ = (rows + height - 1) / height;
-    const auto resize = [](auto& vector, std::int64_t n) {
-        if (static_cast<std::int64_t>(vector.size()) < n) vector.resize(static_cast<std::size_t>(n));
-    };
     if (operand_ == Operand::f32) {
-        resize(f32_, panels_ * height * k);
+        float* values = values_.floats(panels_ * height * k);
         // The rows that fill up the last panel; the others are written by pack_row.
         for (std::int64_t r = rows; r < panels_ * height; ++r) {
-            float* to = f32_.data() + (panels_ - 1) * height * k + r % height;
+            float* to = values + (panels_ - 1) * height * k + r % height;
             for (std::int64_t c = 0; c < k; ++c) to[c * height] = 0.0f;
         }
     } else if (operand_ == Operand::bf16) {
-        resize(words_, rows * (k / 2) * kernels_.dots->pair_words);
+        (void)values_.floats(rows * (k / 2) * kernels_.dots->pair_words);
     } else {
-        resize(words_, rows * (k / 4));
-        resize(scales_, rows * ((k + kByteBlock - 1) / kByteBlock));
-        resize(sums_, rows * (k / kAffineGroup));
+        (void)values_.floats(rows * (k / 4));
+        (void)scales_.floats(rows * ((k + kByteBlock - 1) / kByteBlock));
+        (void)sums_.floats(rows * (k / kAffineGroup));
     }
 }
 
@@ -50,13 +47,16 @@ std::int64_t Panels::first_row(std::int64_t panel) const {
     return panels_ == 0 ? 0 : panel * rows_ / panels_;
 }
 
-const float* Panels::f32(std::int64_t panel) const { return f32_.data() + panel * kernels_.plain->rows * k_; }
+const float* Panels::f32(std::int64_t panel) const {
+    return values_.data() + panel * kernels_.plain->rows * k_;
+}
 const std::uint32_t* Panels::pairs(std::int64_t panel) const {
-    return words_.data() + first_row(panel) * (k_ / 2) * kernels_.dots->pair_words;
+    return reinterpret_cast<const std::uint32_t*>(values_.data()) +
+           first_row(panel) * (k_ / 2) * kernels_.dots->pair_words;
 }
 BytePanel Panels::bytes(std::int64_t panel) const {
     const std::int64_t first = first_row(panel);
-    return {reinterpret_cast<const std::int32_t*>(words_.data()) + first * (k_ / 4),
+    return {reinterpret_cast<const std::int32_t*>(values_.data()) + first * (k_ / 4),
             scales_.data() + first * ((k_ + kByteBlock - 1) / kByteBlock),
             sums_.data() + first * (k_ / kAffineGroup)};
 }
@@ -64,7 +64,7 @@ BytePanel Panels::bytes(std::int64_t panel) const {
 void Panels::pack_row(std::int64_t r, const float* x) {
     if (operand_ == Operand::f32) {
         const std::int64_t height = kernels_.plain->rows;
-        float* to = f32_.data() + r / height * height * k_ + r % height;
+        float* to = values_.data() + r / height * height * k_ + r % height;
         for (std::int64_t c = 0; c < k_; ++c) to[c * height] = x[c];
         return;
     }
@@ -74,12 +74,13 @@ void Panels::pack_row(std::int64_t r, const float* x) {
     const std::int64_t first = first_row(panel);
     const std::int64_t height = first_row(panel + 1) - first;
     if (operand_ == Operand::bf16) {
-        kernels_.dots->round_row(x, k_, height, r - first,
-                                 words_.data() + first * (k_ / 2) * kernels_.dots->pair_words);
+        kernels_.dots->round_row(
+            x, k_, height, r - first,
+            reinterpret_cast<std::uint32_t*>(values_.data()) + first * (k_ / 2) * kernels_.dots->pair_words);
     } else {
         const std::int64_t blocks = (k_ + kByteBlock - 1) / kByteBlock;
         kernels_.dots->quantise_row(
-            x, k_, height, r - first, reinterpret_cast<std::int32_t*>(words_.data()) + first * (k_ / 4),
+            x, k_, height, r - first, reinterpret_cast<std::int32_t*>(values_.data()) + first * (k_ / 4),
             scales_.data() + first * blocks, sums_.data() + first * (k_ / kAffineGroup));
     }
 }
@@ -94,6 +95,12 @@ Operand Products::operand_for(const WeightView& w) const {
     }
     const bool affine = w.encoding == Encoding::affine8 || w.encoding == Encoding::affine4;
     return affine && w.layout == Layout::tiles ? Operand::bytes : Operand::f32;
+}
+
+Panels& Products::panels_for(const WeightView& weight, std::size_t slot) {
+    while (panels_.size() <= slot) panels_.emplace_back();
+    panels_[slot].become(kernels_, operand_for(weight));
+    return panels_[slot];
 }
 
 void Products::note_work(Operand operand, std::int64_t rows, std::int64_t outs, std::int64_t ins) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/dot_kernels.h"
 #include "backend/cpu/plain_kernels.h"
+#include "backend/cpu/scratch.h"
 #include "base/thread_pool.h"
 #include "base/weight_view.h"
 
@@ -30,17 +32,23 @@ struct KernelTables {
 
 // Rows [n, k] cut into panels, k running slowest within a panel. f32 panels all have the kernel's height, the
 // last one filled up with zeros: a row goes through the same instructions however many share its panel. The
-// dot kernels treat each row alone, so their panels are as even as can be.
+// dot kernels treat each row alone, so their panels are as even as can be. Panels are kept and used again.
 class Panels {
   public:
-    Panels(const KernelTables& kernels, Operand operand) : kernels_(kernels), operand_(operand) {}
+    // For rows of another kind; to be packed next.
+    void become(const KernelTables& kernels, Operand operand) {
+        kernels_ = kernels;
+        operand_ = operand;
+    }
 
     // Rows r = 0 .. rows - 1 from source(r) -> const float* [k].
     template <class Source>
     void pack(ThreadPool& pool, std::int64_t rows, std::int64_t k, Source source) {
         layout(rows, k);
-        pool.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t r = begin; r < end; ++r) pack_row(r, source(r));
+        // Whole panels to a thread: the rows of a panel lie word beside word, and two threads that write into
+        // the same cache lines wait for each other.
+        pool.parallel_for(panels_, 1, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t r = first_row(begin); r < first_row(end); ++r) pack_row(r, source(r));
         });
     }
     template <class Source>
@@ -61,11 +69,10 @@ class Panels {
     void pack_row(std::int64_t r, const float* x);
 
     KernelTables kernels_;
-    Operand operand_;
+    Operand operand_ = Operand::f32;
     std::int64_t rows_ = 0, k_ = 0, panels_ = 0;
-    std::vector<float> f32_;
-    std::vector<std::uint32_t> words_;  // pairs of bf16, or quads of codes
-    std::vector<float> scales_, sums_;
+    Scratch values_;  // f32, pairs of bf16, or quads of codes
+    Scratch scales_, sums_;
 };
 
 // out [rows, outs] = x W^T, W one matrix [outs, ins] of `weight`.
@@ -85,9 +92,9 @@ class Products {
 
     // What activations a weight is multiplied with.
     [[nodiscard]] Operand operand_for(const WeightView& weight) const;
-    [[nodiscard]] Panels panels_for(const WeightView& weight) const {
-        return {kernels_, operand_for(weight)};
-    }
+    // Panels for a weight's activations, in a place of their own: the next call for this slot takes them
+    // back.
+    [[nodiscard]] Panels& panels_for(const WeightView& weight, std::size_t slot = 0);
 
     // All products in one loop over the threads; results rounded to bf16 if `bf16`.
     void run(std::span<const Product> products, bool bf16);
@@ -118,6 +125,7 @@ class Products {
 
     KernelTables kernels_;
     ThreadPool& pool_;
+    std::deque<Panels> panels_;
     std::array<double, kArithmetics> work_{};
 };
 

@@ -18,8 +18,10 @@ class Scratch {
             buffer_ = Buffer();  // first, so that the two are never there together
             buffer_ = Buffer(bytes);
         }
-        return buffer_.as<float>().data();
+        return data();
     }
+    [[nodiscard]] float* data() { return buffer_.as<float>().data(); }
+    [[nodiscard]] const float* data() const { return buffer_.as<float>().data(); }
 
   private:
     Buffer buffer_;
