@@ -3,6 +3,7 @@
 usage: many_clients.py BINARY SOURCE-DIR clients [N]    N clients stream at the same time (64)
        many_clients.py BINARY SOURCE-DIR soak [N]       N mixed requests with random aborts (2000)
        many_clients.py BINARY SOURCE-DIR overhead [N]   what the server adds to N requests, one at a time (100)
+       many_clients.py BINARY SOURCE-DIR throughput [N] N requests (160) of one client in turn, then of 16 at a time
 """
 import http.client
 import json
@@ -16,7 +17,7 @@ import time
 import server_process
 
 binary, source, what = sys.argv[1:4]
-count = int(sys.argv[4]) if len(sys.argv) > 4 else {"clients": 64, "soak": 2000, "overhead": 100}[what]
+count = int(sys.argv[4]) if len(sys.argv) > 4 else {"clients": 64, "soak": 2000, "overhead": 100, "throughput": 160}[what]
 weather = {"name": "get_weather", "description": "Get the weather of a city",
            "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "The city"}}, "required": ["city"]}}
 
@@ -119,6 +120,36 @@ def clients(server):
         assert passes <= steps / 4, f"{passes} passes for {steps} steps: requests do not share them"
 
 
+def throughput(server):
+    """A measurement, and no assertion on time: machines are noisy."""
+    rows = [row for row in questions() if ask(server, "stream", row[0])[0] == row[1]]
+    seconds = {}
+    for clients in (1, 16, 1, 16):
+        jobs, lock = iter(range(count)), threading.Lock()
+        steps, passes = server.metric("denoise_steps_total"), server.metric("denoise_passes_total")
+
+        def work():
+            while True:
+                with lock:
+                    i = next(jobs, None)
+                if i is None:
+                    return
+                question, expected = rows[i % len(rows)]
+                answer = ask(server, "stream", question)[0]
+                assert answer == expected, (question, answer, expected)
+
+        threads = [threading.Thread(target=work) for _ in range(clients)]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds.setdefault(clients, []).append(time.monotonic() - start)
+        steps, passes = server.metric("denoise_steps_total") - steps, server.metric("denoise_passes_total") - passes
+        print(f"{clients} clients: {count / seconds[clients][-1]:.1f} requests/s; {steps:.0f} steps in {passes:.0f} passes")
+    print(f"16 clients: {min(seconds[1]) / min(seconds[16]):.2f} x the throughput of one")
+
+
 def soak(server):
     dice = random.Random(1)
     kinds = ["chat", "stream", "messages", "messages stream", "responses"]
@@ -196,7 +227,7 @@ def overhead(server):
 
 server = server_process.Server(binary, source)
 try:
-    {"clients": clients, "soak": soak, "overhead": overhead}[what](server)
+    {"clients": clients, "soak": soak, "overhead": overhead, "throughput": throughput}[what](server)
 finally:
     code = server.end()
 assert code == 0, (code, server.said())
