@@ -259,6 +259,8 @@ class Backend {
     virtual void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations);
     // --- time. Everything from here to the next call, or to the end of the pass, belongs to `stage`.
     virtual void begin_stage(Stage) {}
+    // A backend whose passes are slower when their stages are timed does that only while it is asked to.
+    virtual void time_stages(bool) {}
     // Milliseconds of each stage since the last call; zeros where the backend does not measure.
     virtual std::array<double, kStages> take_stage_times() { return {}; }
     virtual PassFacts take_facts() { return {}; }

@@ -116,6 +116,7 @@ Status CudaBackend::begin_pass(const PassInputs& inputs) {
 Result<std::span<const std::int32_t>> CudaBackend::end_pass() {
     context_->enter();
     settle();
+    clock_.end_pass();
     const auto bytes = static_cast<std::size_t>(rows_) * sizeof(std::int32_t);
     context_->to_host(host_marks_.data(), marks_ == nullptr ? nullptr : marks(), bytes, "a pass");
     inputs_.forget();
@@ -125,7 +126,7 @@ Result<std::span<const std::int32_t>> CudaBackend::end_pass() {
 }
 
 void CudaBackend::run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations) {
-    if (context_->failed() || context_->profiling()) return operations();
+    if (context_->failed() || context_->profiling() || clock_.on()) return operations();
     std::vector<std::uint64_t> full_key(key.begin(), key.end());
     for (const HeadArgs::Canvas& canvas : inputs_.canvases())
         full_key.push_back(static_cast<const DeviceLogits&>(*canvas.logits).number());
@@ -148,14 +149,14 @@ PassFacts CudaBackend::take_facts() {
 
 std::int32_t* CudaBackend::facts() {
     if (facts_ == nullptr) {
-        auto memory = DeviceStorage::make(*context_, 3 * sizeof(std::int32_t));
+        auto memory = DeviceStorage::make(*context_, (4 + most_mask_words) * sizeof(std::int32_t));
         if (!memory) {
             context_->fail(memory.error().kind, memory.error().message);
             return nullptr;
         }
         facts_ = std::move(memory).value();
         clear_facts();
-        fill(*context_, static_cast<std::int32_t*>(facts_->data()) + 2, 1, 0);
+        fill(*context_, static_cast<std::int32_t*>(facts_->data()) + 2, 2 + most_mask_words, 0);
     }
     return static_cast<std::int32_t*>(facts_->data());
 }

@@ -27,6 +27,7 @@ void CudaBackend::experts(const Mat& x, const Routing& routing, const Weight& ga
 void CudaBackend::branches(const Branches& b) {
     const Operation operation(*this, nullptr, keep);
     settle();
+    begin_stage(Stage::experts);  // the dense MLP, too, which shares their kernel
     {
         const Context::Stage stage(*context_, "router");
         route_now(b.h, b.router, b.routing);
@@ -106,6 +107,18 @@ void CudaBackend::route_now(const Mat& h, const RouterWeights& weights, const Ro
                      h.rows, h.cols, weights.eps, a);
     }
     routed_h_ = nullptr;
+    const Places places = places_for(h.rows * out.ids.cols, proj.outs);
+    if (places.offsets == nullptr) return;
+    auto* ids = static_cast<std::int32_t*>(out.ids.data);
+    auto* shares = static_cast<float*>(out.weights.data);
+    auto* probabilities = static_cast<float*>(out.probabilities.data);
+    const float* scale = device(*weights.per_expert_scale).vector();
+    const std::int64_t k = out.ids.cols;
+    ordered_ids_ = ids;
+    if (element_ == Element::bf16 && sm90_router_fits(*context_, proj, k)) {
+        sm90_router(*context_, a, proj, scale, h.rows, k, ids, shares, probabilities, places);
+        return;
+    }
     const bool units = parts_fit(element_, proj, false);
     const std::int64_t parts = units ? std::clamp<std::int64_t>(h.cols / 256, 1, 16) : 1;
     float* sums = context_->scratch<float>(Scratch::router_logits, parts * h.rows * proj.outs);
@@ -114,13 +127,8 @@ void CudaBackend::route_now(const Mat& h, const RouterWeights& weights, const Ro
     } else {
         multiply_any(*context_, element_, a, h.rows, proj, false, {}, Element::f32, sums);
     }
-    const Places places = places_for(h.rows * out.ids.cols, proj.outs);
-    if (places.offsets == nullptr) return;
-    auto* ids = static_cast<std::int32_t*>(out.ids.data);
-    choose_experts(*context_, element_, sums, parts, device(*weights.per_expert_scale).vector(), h.rows,
-                   proj.outs, out.ids.cols, ids, static_cast<float*>(out.weights.data),
-                   static_cast<float*>(out.probabilities.data), places);
-    ordered_ids_ = ids;
+    choose_experts(*context_, element_, sums, parts, scale, h.rows, proj.outs, k, ids, shares, probabilities,
+                   places);
 }
 
 Places CudaBackend::places_for(std::int64_t pairs, std::int64_t experts) {
@@ -134,6 +142,7 @@ Places CudaBackend::places_for(std::int64_t pairs, std::int64_t experts) {
     places.row_at = places.place + pairs;
     places.facts = counters;
     places.tickets = counters + 2;
+    places.masks = reinterpret_cast<std::uint32_t*>(counters + 4);
     return places;
 }
 

@@ -3,6 +3,7 @@
 // the experts).
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/recordings.h"
+#include "backend/cuda/stage_clock.h"
 
 namespace dgemma::backend::cuda {
 
@@ -22,7 +24,11 @@ inline const float* vector_or_null(const Weight* w) { return w == nullptr ? null
 class CudaBackend final : public Backend {
   public:
     CudaBackend(std::unique_ptr<Context> context, Element element)
-        : context_(std::move(context)), element_(element), inputs_(*context_), recordings_(*context_) {}
+        : context_(std::move(context)),
+          element_(element),
+          inputs_(*context_),
+          recordings_(*context_),
+          clock_(*context_) {}
 
     [[nodiscard]] std::string_view name() const override { return "cuda"; }
     [[nodiscard]] Precision precision() const override {
@@ -53,6 +59,9 @@ class CudaBackend final : public Backend {
     Status begin_pass(const PassInputs& inputs) override;
     Result<std::span<const std::int32_t>> end_pass() override;
     void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations) override;
+    void time_stages(bool on) override { clock_.set(on); }
+    void begin_stage(Stage stage) override { clock_.begin(stage); }
+    std::array<double, kStages> take_stage_times() override { return clock_.take(); }
     void embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) override;
     void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) override;
     void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override;
@@ -166,12 +175,13 @@ class CudaBackend final : public Backend {
     std::int64_t rows_ = 0;
     std::unique_ptr<DeviceStorage> marks_;
     PinnedMemory host_marks_;
-    std::unique_ptr<DeviceStorage> facts_;  // two since they were last taken, and a ticket counter
+    std::unique_ptr<DeviceStorage> facts_;  // two since they were last taken, a ticket counter, masks
     UnsettledSum unsettled_sum_;
     UnsettledExperts unsettled_experts_;
     const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places
     const void* routed_h_ = nullptr;     // the h whose router input stands in Scratch::router_input
     Recordings recordings_;
+    StageClock clock_;
 };
 
 }  // namespace dgemma::backend::cuda

@@ -8,7 +8,7 @@ namespace dgemma::backend::cuda {
 namespace {
 
 constexpr int most_dim = 512;
-constexpr int warps_of_row = 8;
+constexpr int warps_of_row = 16;
 
 struct HeadsParts {
     HeadsPart part[3];
@@ -45,14 +45,15 @@ struct __align__(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Piece {
     T x[N];
 };
 
-// One block per row, a warp per head: lane l holds the components `Pairs` l to `Pairs` l + `Pairs` - 1 of
-// both halves. The angles of a row are the same for all heads.
+// One block per row, a warp for two heads at a time: lane l holds the components `Pairs` l to `Pairs` l +
+// `Pairs` - 1 of both halves. The angles of a row are the same for all heads, and known before the heads are:
+// positions and frequencies are no kernel's results.
 template <class T, int Pairs>
 __global__ void __launch_bounds__(32 * warps_of_row)
     norm_heads_kernel(HeadsParts parts, int count, float eps, const std::int32_t* positions) {
-    constexpr int half = 32 * Pairs;
+    constexpr int half = 32 * Pairs, together = 2;
     __shared__ float cosines[half], sines[half];
-    begin_kernel();
+    allow_next_kernel();
     const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32;
     const float* frequencies = parts.part[0].frequencies;
     if (frequencies != nullptr) {
@@ -62,35 +63,47 @@ __global__ void __launch_bounds__(32 * warps_of_row)
             sincosf(position * frequencies[d], &sine, &cosine);
             sines[d] = rounded<T>(sine), cosines[d] = rounded<T>(cosine);
         }
-        __syncthreads();
     }
-    for (int h = static_cast<int>(threadIdx.x) / 32; h < parts.first[count]; h += warps_of_row) {
-        const Head head(parts, count, h, 2 * half, row);
-        T* x = static_cast<T*>(head.part->x) + head.at + lane * Pairs;
-        Piece<T, Pairs> low = *reinterpret_cast<const Piece<T, Pairs>*>(x);
-        Piece<T, Pairs> high = *reinterpret_cast<const Piece<T, Pairs>*>(x + half);
-        float sum = 0;
+    wait_for_previous_kernel();
+    __syncthreads();
+    const int heads = parts.first[count], warp = static_cast<int>(threadIdx.x) / 32;
+    for (int first = warp; first < heads; first += together * warps_of_row) {
+        Piece<T, Pairs> low[together], high[together];
 #pragma unroll
-        for (int i = 0; i < Pairs; ++i) {
-            const float a = to_float(low.x[i]), b = to_float(high.x[i]);
-            sum += a * a + b * b;
+        for (int n = 0; n < together; ++n) {
+            const Head head(parts, count, min(first + n * warps_of_row, heads - 1), 2 * half, row);
+            const T* x = static_cast<const T*>(head.part->x) + head.at + lane * Pairs;
+            low[n] = *reinterpret_cast<const Piece<T, Pairs>*>(x);
+            high[n] = *reinterpret_cast<const Piece<T, Pairs>*>(x + half);
         }
-        const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(2 * half) + eps);
-        Piece<T, Pairs> plain_low, plain_high;
 #pragma unroll
-        for (int i = 0; i < Pairs; ++i) {
-            const int d = lane * Pairs + i;
-            float a = to_float(low.x[i]) * scale, b = to_float(high.x[i]) * scale;
-            plain_low.x[i] = from_float<T>(a), plain_high.x[i] = from_float<T>(b);
-            turn_pair<T>(*head.part, a, b, d, half, cosines[d], sines[d]);
-            low.x[i] = from_float<T>(a), high.x[i] = from_float<T>(b);
-        }
-        *reinterpret_cast<Piece<T, Pairs>*>(x) = low;
-        *reinterpret_cast<Piece<T, Pairs>*>(x + half) = high;
-        if (head.part->plain != nullptr) {
-            T* plain = static_cast<T*>(head.part->plain) + head.at + lane * Pairs;
-            *reinterpret_cast<Piece<T, Pairs>*>(plain) = plain_low;
-            *reinterpret_cast<Piece<T, Pairs>*>(plain + half) = plain_high;
+        for (int n = 0; n < together; ++n) {
+            if (first + n * warps_of_row >= heads) break;
+            const Head head(parts, count, first + n * warps_of_row, 2 * half, row);
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < Pairs; ++i) {
+                const float a = to_float(low[n].x[i]), b = to_float(high[n].x[i]);
+                sum += a * a + b * b;
+            }
+            const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(2 * half) + eps);
+            Piece<T, Pairs> plain_low, plain_high;
+#pragma unroll
+            for (int i = 0; i < Pairs; ++i) {
+                const int d = lane * Pairs + i;
+                float a = to_float(low[n].x[i]) * scale, b = to_float(high[n].x[i]) * scale;
+                plain_low.x[i] = from_float<T>(a), plain_high.x[i] = from_float<T>(b);
+                turn_pair<T>(*head.part, a, b, d, half, cosines[d], sines[d]);
+                low[n].x[i] = from_float<T>(a), high[n].x[i] = from_float<T>(b);
+            }
+            T* x = static_cast<T*>(head.part->x) + head.at + lane * Pairs;
+            *reinterpret_cast<Piece<T, Pairs>*>(x) = low[n];
+            *reinterpret_cast<Piece<T, Pairs>*>(x + half) = high[n];
+            if (head.part->plain != nullptr) {
+                T* plain = static_cast<T*>(head.part->plain) + head.at + lane * Pairs;
+                *reinterpret_cast<Piece<T, Pairs>*>(plain) = plain_low;
+                *reinterpret_cast<Piece<T, Pairs>*>(plain + half) = plain_high;
+            }
         }
     }
 }

@@ -170,7 +170,9 @@ struct Places {
     std::int32_t* facts = nullptr;    // the fewest experts with rows and the most rows of one, so far
     std::int32_t* ready = nullptr;    // [2 + experts]: set to zero
     std::int32_t* tickets = nullptr;  // [1]: zero before and after
+    std::uint32_t* masks = nullptr;   // [most_mask_words]: zero before and after
 };
+inline constexpr std::int64_t most_mask_words = 4096;  // rows of an expert as bits, 32 to a word
 // Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row; then the order of
 // the pairs.
 // The order alone, of choices made elsewhere.
@@ -179,6 +181,12 @@ void sort_pairs(Context&, const std::int32_t* ids, std::int64_t rows, std::int64
 void choose_experts(Context&, Element, const float* sums, std::int64_t parts, const float* per_expert_scale,
                     std::int64_t rows, std::int64_t experts, std::int64_t k, std::int32_t* ids,
                     float* weights, float* probabilities, const Places& places);
+
+// The same from the router's input a [rows, hidden], in one kernel for Hopper.
+bool sm90_router_fits(const Context&, const DeviceMatrix& proj, std::int64_t k);
+void sm90_router(Context&, const void* a, const DeviceMatrix& proj, const float* per_expert_scale,
+                 std::int64_t rows, std::int64_t k, std::int32_t* ids, float* weights, float* probabilities,
+                 const Places& places);
 
 // --- experts.cu
 void gather_rows(Context&, Element, const void* x, const std::int32_t* row_at, std::int64_t count,

@@ -10,31 +10,55 @@
 
 namespace dgemma::backend::cuda {
 
-// The first thing in every kernel, before it touches what an earlier kernel writes or reads: lets the next
-// kernel come, and waits for the one before to be over.
-__device__ __forceinline__ void begin_kernel() {
+// Lets the next kernel's blocks come while this one's still run.
+__device__ __forceinline__ void allow_next_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+// Waits for the kernel before to be over. Before that nothing may be touched that an earlier kernel writes or
+// reads.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
+// The first thing in every kernel that has nothing to do without the one before.
+__device__ __forceinline__ void begin_kernel() {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+}
 
-// Does nothing after a failure; keeps one of its own.
+// Does nothing after a failure; keeps one of its own. cluster: so many neighbouring blocks share copies.
 template <class... Parameters, class... Arguments>
-void launch(Context& c, const char* doing, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
-            std::size_t shared, const Arguments&... arguments) {
+void launch_clusters(Context& c, const char* doing, void (*kernel)(Parameters...), dim3 grid,
+                     unsigned threads, std::size_t shared, dim3 cluster, const Arguments&... arguments) {
     if (c.failed()) return;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (c.take_turn_early()) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster.x * cluster.y * cluster.z > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = cluster.x;
+        attributes[count].val.clusterDim.y = cluster.y;
+        attributes[count++].val.clusterDim.z = cluster.z;
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = c.stream();
-    config.attrs = &early;
-    config.numAttrs = c.take_turn_early() ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     c.check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), doing);
+}
+template <class... Parameters, class... Arguments>
+void launch(Context& c, const char* doing, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
+            std::size_t shared, const Arguments&... arguments) {
+    launch_clusters(c, doing, kernel, grid, threads, shared, dim3(1), arguments...);
 }
 
 }  // namespace dgemma::backend::cuda

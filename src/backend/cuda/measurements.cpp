@@ -11,6 +11,7 @@ Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend& backend, const 
     cuda::Context& context = static_cast<cuda::CudaBackend&>(backend).context();
     DGEMMA_TRY(auto weight, cuda::DeviceWeight::make(context, shape, type));
     cuda::fill_random(context, weight->data(), weight->matrix().type, elements_of(shape), scale, mean, seed);
+    context.nothing_early();  // a product may read its weights before the kernel before it is over
     DGEMMA_CHECK(context.take_failure());
     return std::unique_ptr<Weight>(std::move(weight));
 }

@@ -2,6 +2,8 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
+#include "backend/cuda/route_choice.cuh"
+#include "backend/cuda/route_order.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -9,10 +11,6 @@ namespace {
 
 constexpr int most_experts = 1024;
 constexpr int most_chosen = 32;
-constexpr int choose_threads = 256;  // eight rows
-// Up to so many pairs the last block of the choice sorts them; more are worth a kernel with a larger block.
-constexpr std::int64_t most_pairs_beside = 4096;
-
 template <class T>
 __global__ void router_input_kernel(const T* h, const float* scale, float input_scale, int cols, float eps,
                                     T* out) {
@@ -33,207 +31,68 @@ __global__ void router_input_kernel(const T* h, const float* scale, float input_
     store8(out + row + first, x);
 }
 
-// A stable counting sort by one block. Each warp counts a run of consecutive pairs, so that the order within
-// an expert is the order of the rows, whatever the timing. counts: [warps, experts] and [experts + 1],
-// shared.
-template <int Threads>
-__device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int experts, const Places& out,
-                               int* counts) {
-    constexpr int warps = Threads / 32;
-    const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
-    int* starts = counts + warps * experts;
-    for (int i = t; i < warps * experts; i += Threads) counts[i] = 0;
-    __syncthreads();
-
-    // --- how often each expert occurs in this warp's run, and each pair's place among those of its run. The
-    // ids of up to `ahead` rounds are fetched before the first is looked at, and kept for the end.
-    const int run = ((pairs + warps - 1) / warps + 31) / 32 * 32;
-    const int begin = warp * run, end = min(pairs, begin + run);
-    int* own = counts + warp * experts;
-    constexpr int ahead = 8;
-    int kept_id[ahead], kept_place[ahead];
-    for (int first = begin; first < end; first += 32 * ahead) {
-        int id[ahead];
-#pragma unroll
-        for (int i = 0; i < ahead; ++i) {
-            const int pair = first + 32 * i + lane;
-            id[i] = pair < end ? __ldcg(ids + pair) : -1;
-        }
-#pragma unroll
-        for (int i = 0; i < ahead; ++i) {
-            const bool inside = id[i] >= 0;
-            const unsigned same = __match_any_sync(0xFFFFFFFFu, id[i]);
-            const int before = __popc(same & ((1u << lane) - 1));
-            const int seen = inside ? own[id[i]] : 0;
-            const int place = seen + before;
-            __syncwarp();
-            if (inside && before == 0) own[id[i]] = seen + __popc(same);
-            __syncwarp();
-            if (run <= 32 * ahead) {
-                kept_id[i] = id[i], kept_place[i] = place;
-            } else if (inside) {
-                out.place[first + 32 * i + lane] = place;
-            }
-        }
-    }
-    __syncthreads();
-
-    // --- from counts of runs to the pairs of an expert in the runs before, and to where each expert begins
-    int most = 0, used = 0;
-    for (int e = t; e < experts; e += Threads) {
-        int total = 0;
-        for (int w = 0; w < warps; ++w) {
-            const int here = counts[w * experts + e];
-            counts[w * experts + e] = total;
-            total += here;
-        }
-        starts[e] = total;
-        most = max(most, total);
-        used += total > 0;
-    }
-    atomicMax(out.facts + 1, most);
-    __shared__ int all_used;
-    if (t == 0) all_used = 0;
-    __syncthreads();
-    atomicAdd(&all_used, used);
-    __syncthreads();
-    if (warp == 0) {
-        int sum = 0;
-        for (int e0 = 0; e0 < experts; e0 += 32) {
-            const int total = e0 + lane < experts ? starts[e0 + lane] : 0;
-            int through = total;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int left = __shfl_up_sync(0xFFFFFFFFu, through, step);
-                if (lane >= step) through += left;
-            }
-            if (e0 + lane < experts) starts[e0 + lane] = out.offsets[e0 + lane] = sum + through - total;
-            sum += __shfl_sync(0xFFFFFFFFu, through, 31);
-        }
-        if (lane == 0) {
-            out.offsets[experts] = pairs;
-            out.facts[0] = min(out.facts[0], all_used);
-        }
-    }
-    for (int e = t; e < experts + 2; e += Threads) out.ready[e] = 0;
-    __syncthreads();
-    const auto finish = [&](int pair, int id, int place) {
-        place += starts[id] + own[id];
-        out.place[pair] = place;
-        out.row_at[place] = pair / k;
-    };
-    if (run <= 32 * ahead) {
-#pragma unroll
-        for (int i = 0; i < ahead; ++i) {
-            const int pair = begin + 32 * i + lane;
-            if (pair < end) finish(pair, kept_id[i], kept_place[i]);
-        }
-    } else {
-        for (int pair = begin + lane; pair < end; pair += 32)
-            finish(pair, __ldcg(ids + pair), out.place[pair]);
-    }
-}
-
-// One warp per row. Lane l holds the experts 4 l to 4 l + 3 of each of `Quads` groups of 128.
-template <class T, int Quads>
-__device__ void choose(const float* sums, int parts, const float* per_expert_scale, int row, int rows,
-                       int experts, int k, std::int32_t* ids, float* weights, float* probabilities) {
+// The logits of a row, as `choose` wants them.
+template <int Quads>
+__device__ void add_logits(const float* sums, int parts, int row, int rows, int experts,
+                           float (&p)[4 * Quads]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto expert = [&](int i) { return i / 4 * 128 + 4 * lane + i % 4; };
-    float p[4 * Quads];
-    float top = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4 * Quads; ++i) p[i] = 0;
-    for (int part = 0; part < parts; ++part) {
-        const float* from = sums + (static_cast<std::int64_t>(part) * rows + row) * experts;
+    const std::int64_t part_step = static_cast<std::int64_t>(rows) * experts;
+    const float* from = sums + static_cast<std::int64_t>(row) * experts;
+    if (experts % 4 == 0) {
+        constexpr int ahead = Quads > 2 ? 2 : 8;  // parts that are fetched before the first is added
+        for (int part = 0; part < parts; part += ahead, from += ahead * part_step) {
+            float4 x[ahead][Quads];
 #pragma unroll
-        for (int q = 0; q < Quads; ++q) {
-            if (experts % 4 == 0 && expert(4 * q) < experts) {
-                const float4 x = *reinterpret_cast<const float4*>(from + expert(4 * q));
-                p[4 * q] += x.x, p[4 * q + 1] += x.y, p[4 * q + 2] += x.z, p[4 * q + 3] += x.w;
-            } else {
+            for (int a = 0; a < ahead; ++a) {
 #pragma unroll
-                for (int i = 4 * q; i < 4 * q + 4; ++i) {
-                    if (expert(i) < experts) p[i] += from[expert(i)];
+                for (int q = 0; q < Quads; ++q) {
+                    x[a][q] = part + a < parts && expert(4 * q) < experts
+                                  ? *reinterpret_cast<const float4*>(from + a * part_step + expert(4 * q))
+                                  : make_float4(0, 0, 0, 0);
+                }
+            }
+#pragma unroll
+            for (int a = 0; a < ahead; ++a) {
+#pragma unroll
+                for (int q = 0; q < Quads; ++q) {
+                    p[4 * q] += x[a][q].x, p[4 * q + 1] += x[a][q].y;
+                    p[4 * q + 2] += x[a][q].z, p[4 * q + 3] += x[a][q].w;
                 }
             }
         }
-    }
+    } else {
+        for (int part = 0; part < parts; ++part, from += part_step) {
 #pragma unroll
-    for (int i = 0; i < 4 * Quads; ++i) {
-        p[i] = expert(i) < experts ? rounded<T>(p[i]) : -INFINITY;
-        top = fmaxf(top, p[i]);
-    }
-    top = warp_max(top);
-    float all = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * Quads; ++i) {
-        p[i] = expf(p[i] - top);
-        if (expert(i) < experts) all += p[i];
-    }
-    all = warp_sum(all);
-#pragma unroll
-    for (int i = 0; i < 4 * Quads; ++i) {
-        p[i] /= all;
-        if (probabilities != nullptr && expert(i) < experts)
-            probabilities[static_cast<std::int64_t>(row) * experts + expert(i)] = p[i];
-        // A broken row still gets k distinct experts: a NaN is never the largest, and what is taken is
-        // smaller yet.
-        if (!(p[i] >= 0)) p[i] = -1;
-        if (expert(i) >= experts) p[i] = -3;
-    }
-    float chosen = 0, own_p = 0;
-    int own_id = experts;
-    for (int round = 0; round < k; ++round) {
-        float best = -4;
-        int best_id = 0x7FFFFFFF;
-#pragma unroll
-        for (int i = 0; i < 4 * Quads; ++i) {
-            if (p[i] > best) best = p[i], best_id = expert(i);
+            for (int i = 0; i < 4 * Quads; ++i) {
+                if (expert(i) < experts) p[i] += from[expert(i)];
+            }
         }
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            const float other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
-            const int other_id = __shfl_xor_sync(0xFFFFFFFFu, best_id, step);
-            if (other > best || (other == best && other_id < best_id)) best = other, best_id = other_id;
-        }
-#pragma unroll
-        for (int i = 0; i < 4 * Quads; ++i) {
-            if (expert(i) == best_id) p[i] = -2;
-        }
-        chosen += best;  // from the largest down
-        if (lane == round) own_id = best_id, own_p = best;
-    }
-    int place = 0;
-    for (int other = 0; other < k; ++other) place += __shfl_sync(0xFFFFFFFFu, own_id, other) < own_id;
-    if (lane < k) {
-        const std::int64_t at = static_cast<std::int64_t>(row) * k + place;
-        ids[at] = own_id;
-        weights[at] = own_p / chosen * per_expert_scale[own_id];
     }
 }
 
+// words > 0: of a mask; the places of the pairs are found too.
 template <class T, int Quads>
 __global__ void __launch_bounds__(choose_threads)
     choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows, int experts,
                           int k, std::int32_t* ids, float* weights, float* probabilities, Places places,
-                          bool sort) {
-    extern __shared__ int counts[];
-    __shared__ bool last;
+                          int words) {
+    extern __shared__ int shared[];
     begin_kernel();
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (row < rows)
-        choose<T, Quads>(sums, parts, per_expert_scale, row, rows, experts, k, ids, weights, probabilities);
-    if (!sort) return;
-    // The block that is through last finds everybody's choices and sorts them.
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(places.tickets, 1) == static_cast<int>(gridDim.x) - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    sort_by_expert<choose_threads>(ids, rows * k, k, experts, places, counts);
-    if (threadIdx.x == 0) *places.tickets = 0;
+    if (row < rows) {
+        float p[4 * Quads];
+        add_logits<Quads>(sums, parts, row, rows, experts, p);
+        const int own = choose<T, Quads>(p, per_expert_scale, row, experts, k, ids, weights, probabilities);
+        if (words > 0 && own < experts) atomicOr(places.masks + own * words + row / 32, 1u << row % 32);
+    }
+    if (words == 0) return;
+    if (last_of_grid(places)) {
+        place_by_masks(ids, rows * k, k, experts, words, places, shared);
+        if (threadIdx.x == 0) *places.tickets = 0;
+    }
 }
 
 template <int Threads>
@@ -297,11 +156,12 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
     }
     constexpr int rows_of_block = choose_threads / 32;
     const auto blocks = static_cast<unsigned>((rows + rows_of_block - 1) / rows_of_block);
-    const std::size_t bytes = static_cast<std::size_t>((rows_of_block + 1) * experts) * sizeof(int);
+    const std::int64_t words = sorts_beside(rows, k, experts) ? words_of(rows) : 0;
+    const auto bytes = static_cast<std::size_t>(words == 0 ? 0 : experts * (4 * (words + 1) + 2 * words));
     const auto run = [&](auto kernel) {
         launch(c, "the router", kernel, blocks, choose_threads, bytes, sums, static_cast<int>(parts),
                per_expert_scale, static_cast<int>(rows), static_cast<int>(experts), static_cast<int>(k), ids,
-               weights, probabilities, places, rows * k <= most_pairs_beside);
+               weights, probabilities, places, static_cast<int>(words));
     };
     if (type == Element::bf16) {
         experts <= 128   ? run(choose_experts_kernel<bf16, 1>)
@@ -312,7 +172,7 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
         : experts <= 256 ? run(choose_experts_kernel<float, 2>)
                          : run(choose_experts_kernel<float, 8>);
     }
-    if (rows * k > most_pairs_beside) sort_pairs(c, ids, rows, k, experts, places);
+    if (words == 0) sort_pairs(c, ids, rows, k, experts, places);
 }
 
 }  // namespace dgemma::backend::cuda
