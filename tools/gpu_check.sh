@@ -120,6 +120,38 @@ if [ "$quick" = no ]; then
     done
 fi
 
+# --- two layers of the real shapes, random weights: the GPU must not be further from what the CPU computes in
+# f32 than twice what the CPU's own kernels with bf16 weights and activations are (a random network magnifies
+# every rounding, so that no fixed bound would say anything)
+real_shapes() { # format
+    local model="$out/two-layers-$1" where
+    "$dgemma" synth --preset 26b --layers 2 --logits peaked --format "$1" -o "$model" --force > "$out/synth-$1.log" 2>&1
+    timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cuda --dump "$out/verify-$1.json" > "$out/verify-$1.log" 2>&1
+    [ "$1" = bf16 ] && timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cpu --dump "$out/verify-cpu.json" > "$out/verify-cpu.log" 2>&1
+    rm -rf "$model"
+    say "real shapes $(printf %-8s "$1") $(python3 - "$out/verify-$1.json" "$out/verify-cpu.json" <<'PY'
+import json, sys
+try:
+    gpu, cpu = (json.load(open(name)) for name in sys.argv[1:])
+except (OSError, ValueError) as problem:
+    print(f"FAILED: {problem}")
+    sys.exit()
+words, good = [], gpu["device"] == "cuda" and not any(s["not_finite"] for s in gpu["stages"])
+for g, c in zip(gpu["head"], cpu["head"]):
+    wrong = [1 - one["argmax_agreement"] for one in (g, c)]
+    good &= wrong[0] <= 2 * wrong[1] + 0.02 and g["mean_kl"] <= 2 * c["mean_kl"] + 1e-3
+    words.append(f"{g['pass']}: argmax {1 - wrong[0]:.3f} (CPU {1 - wrong[1]:.3f}), KL {g['mean_kl']:.4f} ({c['mean_kl']:.4f}), "
+                 f"entropy {g['largest_entropy_difference']:.2f} ({c['largest_entropy_difference']:.2f})")
+print(("" if good else "FAILED: ") + "; ".join(words))
+PY
+)"
+    tail -n 1 "$table" | grep -q FAILED && failed=1
+}
+real_shapes bf16
+if [ "$quick" = no ]; then
+    for format in q8 q4 fp8 nvfp4; do real_shapes $format; done
+fi
+
 # --- the benchmark
 bench() {
     local name="$1"
@@ -132,12 +164,15 @@ if not lines:
     print("no result:", open(sys.argv[1]).read().strip().splitlines()[-1:])
 else:
     r = json.loads(lines[-1])
-    print(f"step {r['step_ms']:.2f} ms, prefill {r['prefill_tokens_per_s']:.0f} tokens/s")
+    whole = r["prefill_s"] + sum(r["steps_ms"]) / 1000
+    print(f"step {r['step_ms']:.2f} ms, prefill {r['prefill_tokens_per_s']:.0f} tokens/s; prefill and {len(r['steps_ms'])} steps {1000 * whole:.0f} ms: "
+          f"{256 / whole:.0f} tokens/s of one canvas")
 PY
 )"
 }
 formats="bf16 q8 q4 fp8 nvfp4"
 [ "$quick" = yes ] && formats="bf16 q4"
+bench q4-16-steps --format q4 --context 128 --steps 16
 for format in $formats; do bench "$format-1k" --format "$format" --context 1024 --steps 32; done
 if [ "$quick" = no ]; then
     bench bf16-8k --format bf16 --context 8192 --steps 8
