@@ -4,6 +4,10 @@
 #include <fstream>
 #include <string>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 namespace dgemma {
 
 namespace {
@@ -34,6 +38,12 @@ HostMemory host_memory() {
         out.available = std::min(out.available.value_or(left), left);
     }
     return out;
+}
+
+void give_back_free_memory() {
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
 }
 
 }  // namespace dgemma

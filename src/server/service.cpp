@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "base/host_memory.h"
+
 namespace dgemma::server {
 
 namespace {
@@ -384,6 +386,7 @@ void Service::flush(std::uint64_t id) {
     if (!active.turn->failure()) active.turn->remember(store_);
     const Active last = std::move(active);
     active_.erase(found);
+    ++ended_since_;
     const auto& failure = last.turn->failure();
     log_end(last, failure ? failure->status : 200);
     if (last.begun) {
@@ -412,6 +415,11 @@ void Service::on_tick() {
         if (!active.begun || now - active.exchange->last_write() < options_.ping_time) continue;
         active.turn->writer().ping();
         active.exchange->write(active.turn->writer().take());
+    }
+    if (ended_since_ > 0 && now - given_back_ > options_.give_back_time) {
+        ended_since_ = 0;
+        given_back_ = now;
+        give_back_free_memory();
     }
     if (ends_ && now > end_at_) {
         options_.log(fmt::format("{} requests did not end in time and are cut off", active_.size()));

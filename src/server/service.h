@@ -27,6 +27,8 @@ struct ServiceOptions {
     TurnOptions turn;
     std::chrono::seconds ping_time{10};   // of silence in a stream
     std::chrono::seconds drain_time{30};  // for what runs when the server is to end
+    std::chrono::seconds give_back_time{
+        5};  // how often free memory goes back to the system, if requests ended
     std::function<void(const std::string&)> log = [](const std::string&) {};  // one line
     bool log_requests = false;  // each generation, when it is over
 };
@@ -80,6 +82,8 @@ class Service : public HttpHandler {
     bool ready_ = false;
     bool ends_ = false;
     std::chrono::steady_clock::time_point end_at_{};
+    int ended_since_ = 0;  // requests, since memory was given back to the system
+    std::chrono::steady_clock::time_point given_back_{};
     std::map<std::uint64_t, Active> active_;
     std::uint64_t next_id_ = 1;
     int preparing_ = 0;

@@ -34,7 +34,7 @@ def check(name):
 
 
 def chat(server, messages, **fields):
-    status, body, _ = server.post("/v1/chat/completions", {"model": "demo", "seed": 0, "messages": messages, **fields})
+    status, body, _ = server.post("/v1/chat/completions", {"model": "demo", "seed": 0, "messages": messages, **fields}, timeout=600)
     assert status == 200, (status, body)
     return json.loads(body)
 
@@ -109,12 +109,12 @@ def _():
 def _():
     server = server_process.Server(binary, source)
     try:
-        system = {"role": "system", "content": " ".join(f"Rule {i}: be kind to visitor number {i}." for i in range(60))}
+        system = {"role": "system", "content": " ".join(f"Rule {i}: be kind to visitor number {i}." for i in range(20))}
         cities = ["France", "Japan", "Italy", "Spain", "Peru", "Chile"]
         asked = [[system, {"role": "user", "content": f"What is the capital of {city}?"}] for city in cities]
         # The first one keeps the model busy, so that the others are all there when it looks again.
         busy = threading.Thread(target=lambda: server.chat("Tell a story about a frog named Vera.", max_tokens=128, diffusion={
-            "steps": 400, "entropy_bound": 1e-9, "confidence_threshold": 1e-9}))
+            "steps": 60, "entropy_bound": 1e-9, "confidence_threshold": 1e-9}))
         busy.start()
         time.sleep(0.3)
         before = server.metric("encoded_tokens_total")
