@@ -65,5 +65,36 @@ TEST(Device, AnOperationOutOfMemoryFailsItsPass) {
     EXPECT_TRUE(b->end_pass().ok());
 }
 
+// A weight of several pieces of the copying, the last one short, arrives as it was; so does a second one,
+// whose pieces take their turn where the first one's ended.
+TEST(Device, LargeWeightsArriveWhole) {
+    const auto b = make_device({backend::Precision::f32, true});
+    constexpr std::int64_t rows = 40'001, cols = 2'304;  // 184 MB in bf16
+    std::vector<std::uint16_t> numbers(static_cast<std::size_t>(rows * cols));
+    const auto number = [](std::int64_t i, std::uint32_t of) {  // a finite one
+        return static_cast<std::uint16_t>((static_cast<std::uint32_t>(i) * 2654435761u + of) >> 17 & 0x3fffu);
+    };
+    std::vector<std::int32_t> ids;
+    for (std::int32_t id = 0; id < rows; id += 37) ids.push_back(id);
+    ids.push_back(rows - 1);
+    for (const std::uint32_t of : {1u, 7777u}) {
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+            numbers[i] = number(static_cast<std::int64_t>(i), of);
+        const auto table = DeviceMat::take(b->prepare(
+            Tensor{reinterpret_cast<const std::byte*>(numbers.data()), Dtype::bf16, {rows, cols}}));
+        std::fill(numbers.begin(), numbers.end(), std::uint16_t{0});  // it has been read
+        const DeviceMat out(*b, static_cast<std::int64_t>(ids.size()), cols);
+        b->embed(ids, *table, 1.0f, out.mat);
+        const std::vector<float> got = out.values();
+        for (std::size_t r = 0; r < ids.size(); ++r) {
+            for (std::int64_t c = 0; c < cols; ++c) {
+                ASSERT_EQ(got[r * cols + static_cast<std::size_t>(c)],
+                          bf16_to_f32(number(ids[r] * cols + c, of)))
+                    << "row " << ids[r] << " column " << c;
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace dgemma::testing

@@ -98,6 +98,7 @@ void CudaBackend::copy(const Mat& from, const Mat& to) {
 
 Status CudaBackend::begin_pass(const PassInputs& inputs) {
     context_->enter();
+    context_->end_loading();
     DGEMMA_CHECK(context_->take_failure());
     forget_unsettled();
     DGEMMA_CHECK(inputs_.stage(inputs));

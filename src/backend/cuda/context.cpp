@@ -93,6 +93,7 @@ Result<std::unique_ptr<Context>> Context::open(const CudaOptions& options) {
 
 Context::~Context() {
     enter();
+    copier_.reset();
     if (stream_ != nullptr) cudaStreamSynchronize(stream_);
     for (const Piece& piece : scratch_) {
         if (piece.memory != nullptr) cudaFree(piece.memory);
@@ -188,6 +189,12 @@ void Context::release(void* memory, std::size_t bytes) {
 void Context::to_device(void* to, const void* from, std::size_t bytes, const char* doing) {
     early_ = false;
     if (bytes != 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), doing);
+}
+
+void Context::load(void* to, const void* from, std::size_t bytes) {
+    early_ = false;
+    if (copier_ == nullptr) copier_ = std::make_unique<WeightCopier>(*this);
+    copier_->copy(to, from, bytes);
 }
 
 void Context::to_host(void* to, const void* from, std::size_t bytes, const char* doing) {

@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/loading.h"
 #include "base/result.h"
 
 namespace dgemma::backend::cuda {
@@ -87,6 +88,9 @@ class Context {
     void release(void* memory, std::size_t bytes);
     void to_device(void* to, const void* from, std::size_t bytes, const char* doing);
     void to_host(void* to, const void* from, std::size_t bytes, const char* doing);  // waits
+    // A weight's bytes, most of which are in files yet; and that there will be no more of them for now.
+    void load(void* to, const void* from, std::size_t bytes);
+    void end_loading() { copier_.reset(); }
     void synchronize(const char* doing);
 
     // --- measurements
@@ -106,6 +110,7 @@ class Context {
     bool hopper_ = false;
     bool overlaps_ = false, early_ = false;
     std::optional<Error> failure_;
+    std::unique_ptr<WeightCopier> copier_;  // while weights are loaded
     struct Piece {
         void* memory = nullptr;
         std::size_t bytes = 0;

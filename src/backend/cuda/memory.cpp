@@ -65,7 +65,7 @@ Result<std::unique_ptr<DeviceWeight>> DeviceWeight::upload(Context& context, con
     const auto bytes = static_cast<std::size_t>(host.elements()) * size_of(weight->matrix().type);
     const bool as_it_is = host.bytes() == bytes && (host.type != Dtype::f16);
     if (as_it_is) {
-        context.to_device(weight->data(), host.data, bytes, "loading weights");
+        context.load(weight->data(), host.data, bytes);
     } else {
         const std::vector<float> values = to_f32(host);
         context.to_device(weight->data(), values.data(), bytes, "loading weights");
@@ -95,7 +95,7 @@ class EncodedOnDevice {
         std::unique_ptr<EncodedOnDevice> out(new EncodedOnDevice);
         DGEMMA_TRY(out->memory_, DeviceStorage::make(context, at[4]));
         auto* base = static_cast<std::uint8_t*>(out->memory_->data());
-        for (int i = 0; i < 4; ++i) context.to_device(base + at[i], from[i], parts[i], "loading weights");
+        for (int i = 0; i < 4; ++i) context.load(base + at[i], from[i], parts[i]);
         EncodedMatrix& m = out->matrix;
         m.encoding = host.encoding, m.layout = host.layout, m.type = host.type;
         m.codes = base, m.scales = base + at[1], m.biases = base + at[2], m.globals = base + at[3];
