@@ -5,8 +5,10 @@
 #   tools/gpu_check.sh --pack           where the Debian packages are: copies what a build needs of them, and
 #                                       the goldens that are not in the repository, to third_party/ (ignored
 #                                       by git), to travel with the tree
-#   tools/gpu_check.sh [--out DIR] [--quick]   on the machine with the GPU. Logs go to DIR (build/gpu-check).
-#                                       --quick: no tests of the demo beyond bf16, and a short benchmark
+#   tools/gpu_check.sh [--out DIR] [--quick] [--built DIR]   on the machine with the GPU. Logs go to DIR
+#                                       (build/gpu-check). --quick: no tests of the demo beyond bf16, and a
+#                                       short benchmark. --built: DIR has dgemma and test_cuda, and perhaps
+#                                       shared libraries; nothing is built
 #
 # Needs CMake, Ninja, a C++20 compiler, nvcc (on the PATH, in CUDA_HOME or /usr/local/cuda) and python3.
 set -u
@@ -19,6 +21,7 @@ while [ $# -gt 0 ]; do
         --pack) pack=yes ;;
         --quick) quick=yes ;;
         --out) shift; out="$1" ;;
+        --built) shift; built="$1" ;;
         *) echo "gpu_check.sh: there is no option $1" >&2; exit 2 ;;
     esac
     shift
@@ -54,24 +57,29 @@ say() { printf '%s\n' "$*" | tee -a "$table"; }
 failed=0
 
 # --- build
-build="$out/build"
-rm -rf "$build"
-# Warnings of a compiler that we have not seen are no reason to stop.
-options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DDGEMMA_CUDA=ON -DDGEMMA_WERROR=OFF)
-[ -d "$prefix/usr" ] && options+=("-DCMAKE_PREFIX_PATH=$PWD/$prefix/usr")
-capability="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)"
-# Hopper's own kernels and, so that the generic ones are judged too, those of 8.0.
-[ "$capability" = 9.0 ] && options+=("-DDGEMMA_CUDA_ARCHITECTURES=90a")
-start=$SECONDS
-if ! cmake -S . -B "$build" "${options[@]}" > "$out/cmake.log" 2>&1 ||
-    ! cmake --build "$build" --target dgemma test_cuda > "$out/build.log" 2>&1; then
-    say "build                FAILED: see $out/cmake.log and $out/build.log"
-    grep -hE "error|Error|FAILED" "$out/cmake.log" "$out/build.log" | head -n 10
-    exit 1
+if [ -n "${built:-}" ]; then
+    built="$(cd "$built" && pwd)" || exit 1
+    export LD_LIBRARY_PATH="$built:${LD_LIBRARY_PATH:-}"
+    dgemma="$built/dgemma" tests="$built/test_cuda"
+else
+    build="$out/build"
+    rm -rf "$build"
+    # Warnings of a compiler that we have not seen are no reason to stop.
+    options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DDGEMMA_CUDA=ON -DDGEMMA_WERROR=OFF)
+    [ -d "$prefix/usr" ] && options+=("-DCMAKE_PREFIX_PATH=$PWD/$prefix/usr")
+    capability="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)"
+    # Hopper's own kernels and, so that the generic ones are judged too, those of 8.0.
+    [ "$capability" = 9.0 ] && options+=("-DDGEMMA_CUDA_ARCHITECTURES=90a")
+    start=$SECONDS
+    if ! cmake -S . -B "$build" "${options[@]}" > "$out/cmake.log" 2>&1 ||
+        ! cmake --build "$build" --target dgemma test_cuda > "$out/build.log" 2>&1; then
+        say "build                FAILED: see $out/cmake.log and $out/build.log"
+        grep -hE "error|Error|FAILED" "$out/cmake.log" "$out/build.log" | head -n 10
+        exit 1
+    fi
+    say "build                ok, $((SECONDS - start)) s"
+    dgemma="$build/src/dgemma" tests="$build/tests/test_cuda"
 fi
-say "build                ok, $((SECONDS - start)) s"
-dgemma="$build/src/dgemma"
-[ -x "$dgemma" ] || dgemma="$(find "$build" -name dgemma -type f -perm -u+x | head -n 1)"
 "$dgemma" doctor -m models/demo --device cuda > "$out/doctor.log" 2>&1 || failed=1
 say "gpu                  $(grep -m 1 '^ok *gpu' "$out/doctor.log" | cut -c 20-)"
 
@@ -80,7 +88,7 @@ say "gpu                  $(grep -m 1 '^ok *gpu' "$out/doctor.log" | cut -c 20-)
 start=$SECONDS
 shards=$(($(nproc) < 14 ? $(nproc) : 14))
 for ((i = 0; i < shards; ++i)); do
-    (cd "$out" && GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 300 "$build/tests/test_cuda" \
+    (cd "$out" && GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 300 "$tests" \
         > "$out/test$i.log" 2>&1; echo "exit $?" >> "$out/test$i.log") &
 done
 wait
