@@ -32,9 +32,9 @@ if [ "${pack:-no}" = yes ]; then
     rm -rf "$prefix" third_party/shared
     lib=usr/lib/x86_64-linux-gnu
     mkdir -p "$prefix/usr/include" "$prefix/$lib/cmake" "$prefix/usr/share/cmake"
-    cp -r /usr/include/{fmt,nlohmann,gtest,simdjson.h,utf8proc.h,zlib.h,zconf.h} "$prefix/usr/include/"
+    cp -r /usr/include/{event2,fmt,nlohmann,gtest,simdjson.h,utf8proc.h,zlib.h,zconf.h} "$prefix/usr/include/"
     [ -d /usr/include/gmock ] && cp -r /usr/include/gmock "$prefix/usr/include/"
-    cp -a /$lib/{libfmt.so*,libsimdjson.so*,libutf8proc.a,libz.a,libgtest*.a,libgmock*.a} "$prefix/$lib/"
+    cp -a /$lib/{libevent_core.a,libevent_pthreads.a,libfmt.so*,libsimdjson.so*,libutf8proc.a,libz.a,libgtest*.a,libgmock*.a} "$prefix/$lib/"
     cp -r /$lib/cmake/{fmt,simdjson,GTest} "$prefix/$lib/cmake/"
     cp -r /usr/share/cmake/nlohmann_json "$prefix/usr/share/cmake/"
     strip --strip-debug "$prefix/$lib"/*.a "$prefix/$lib"/*.so* 2>/dev/null || true
