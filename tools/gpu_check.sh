@@ -129,13 +129,13 @@ if [ "$quick" = no ]; then
 fi
 
 # --- two layers of the real shapes, random weights: the GPU must not be further from what the CPU computes in
-# f32 than twice what the CPU's own kernels with bf16 weights and activations are (a random network magnifies
+# f32 than the CPU is where it rounds to bf16 as the GPU does, give or take a half (a random network magnifies
 # every rounding, so that no fixed bound would say anything)
 real_shapes() { # format
     local model="$out/two-layers-$1" where
     "$dgemma" synth --preset 26b --layers 2 --logits peaked --format "$1" -o "$model" --force > "$out/synth-$1.log" 2>&1
     timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cuda --dump "$out/verify-$1.json" > "$out/verify-$1.log" 2>&1
-    [ "$1" = bf16 ] && timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cpu --dump "$out/verify-cpu.json" > "$out/verify-cpu.log" 2>&1
+    [ "$1" = bf16 ] && timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cpu --precision bf16 --dump "$out/verify-cpu.json" > "$out/verify-cpu.log" 2>&1
     rm -rf "$model"
     say "real shapes $(printf %-8s "$1") $(python3 - "$out/verify-$1.json" "$out/verify-cpu.json" <<'PY'
 import json, sys
@@ -147,7 +147,7 @@ except (OSError, ValueError) as problem:
 words, good = [], gpu["device"] == "cuda" and not any(s["not_finite"] for s in gpu["stages"])
 for g, c in zip(gpu["head"], cpu["head"]):
     wrong = [1 - one["argmax_agreement"] for one in (g, c)]
-    good &= wrong[0] <= 2 * wrong[1] + 0.02 and g["mean_kl"] <= 2 * c["mean_kl"] + 1e-3
+    good &= wrong[0] <= 1.5 * wrong[1] and g["mean_kl"] <= 1.5 * c["mean_kl"]
     words.append(f"{g['pass']}: argmax {1 - wrong[0]:.3f} (CPU {1 - wrong[1]:.3f}), KL {g['mean_kl']:.4f} ({c['mean_kl']:.4f}), "
                  f"entropy {g['largest_entropy_difference']:.2f} ({c['largest_entropy_difference']:.2f})")
 print(("" if good else "FAILED: ") + "; ".join(words))
