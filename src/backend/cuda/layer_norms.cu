@@ -18,11 +18,20 @@ __device__ void load_addends(const Addends& a, const Columns& columns, int cols,
 #pragma unroll
     for (float& v : x) v = 0;
     const std::int64_t part = static_cast<std::int64_t>(gridDim.x) * cols;
-    for (std::int64_t p = 0; p < a.parts; ++p) {
-        float y[8];
-        columns.load(a.sums + p * part + row, y);
+    constexpr int ahead = 4;  // parts that are fetched before the first is added
+    for (std::int64_t p = 0; p < a.parts; p += ahead) {
+        float y[ahead][8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] += y[i];
+        for (int n = 0; n < ahead; ++n) {
+#pragma unroll
+            for (float& v : y[n]) v = 0;
+            if (p + n < a.parts) columns.load(a.sums + (p + n) * part + row, y[n]);
+        }
+#pragma unroll
+        for (int n = 0; n < ahead; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] += y[n][i];
+        }
     }
 #pragma unroll
     for (float& v : x) v = rounded<T>(v);
@@ -74,6 +83,10 @@ __device__ void add_choices(const FinishLayerPointers& p, const Columns& columns
 #pragma unroll
     for (float& v : sum) v = 0;
     if constexpr (Choices > 0) {
+        // A sum of two bf16 rounded once is what an addition of bf16 gives.
+        __nv_bfloat162 pairs[4];
+#pragma unroll
+        for (__nv_bfloat162& pair : pairs) pair = __floats2bfloat162_rn(0, 0);
         uint4 y[Choices];
 #pragma unroll
         for (int i = 0; i < Choices; ++i)
@@ -82,7 +95,17 @@ __device__ void add_choices(const FinishLayerPointers& p, const Columns& columns
         for (int i = 0; i < Choices; ++i) {
             float values[8];
             unpack8(y[i], values);
-            add(values, weights[i]);
+            const float weight = weights[i];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                pairs[c] = __hadd2_rn(
+                    pairs[c], __floats2bfloat162_rn(values[2 * c] * weight, values[2 * c + 1] * weight));
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const float2 both = __bfloat1622float2(pairs[c]);
+            sum[2 * c] = both.x, sum[2 * c + 1] = both.y;
         }
     } else {
         for (std::int64_t i = 0; i < p.k; ++i) {

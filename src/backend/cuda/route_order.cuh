@@ -122,11 +122,17 @@ __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int ex
 // threads of a block.
 __device__ __forceinline__ bool last_of_grid(const Places& places) {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(places.tickets, 1) == static_cast<int>(gridDim.x) - 1;
+    if (threadIdx.x == 0) {
+        // Hands on what the whole block wrote, and takes over what others did.
+        int before;
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;\n"
+                     : "=r"(before)
+                     : "l"(places.tickets)
+                     : "memory");
+        last = before == static_cast<int>(gridDim.x) - 1;
+    }
     __syncthreads();
-    if (last) __threadfence();
     return last;
 }
 
@@ -176,13 +182,13 @@ __device__ void place_by_masks(const std::int32_t* ids, int pairs, int k, int ex
         most = __reduce_max_sync(0xFFFFFFFFu, most);
         if (lane == 0) {
             out.offsets[experts] = pairs;
-            out.facts[0] = min(out.facts[0], used);
-            out.facts[1] = max(out.facts[1], most);
+            atomicMin(out.facts, used);  // and not read and written, which somebody would wait for
+            atomicMax(out.facts + 1, most);
         }
     }
     __syncthreads();
     const auto finish = [&](int pair, int expert) {
-        const int row = pair / k, word = expert * words + row / 32;
+        const int row = k == 8 ? pair / 8 : pair / k, word = expert * words + row / 32;
         const int place = starts[expert] + before[word] + __popc(masks[word] & ((1u << row % 32) - 1));
         out.place[pair] = place;
         out.row_at[place] = row;

@@ -41,7 +41,7 @@ struct __align__(1024) Shared {
     bf16 weights[P::wide ? slab : 8];
     float top[2][64], sum[2][64];
     int begin[P::rows], end[P::rows];
-    std::uint64_t q_full, k_full[P::stages], v_full[P::stages], k_empty[P::stages], v_empty[P::stages];
+    std::uint64_t k_full[P::stages], v_full[P::stages], k_empty[P::stages], v_empty[P::stages];
 };
 
 struct Problem {
@@ -124,29 +124,15 @@ __device__ void copy_tile(const bf16* to, const Problem& problem, const Task& ta
     }
 }
 
-// The copying warpgroup: queries, then keys and values in turn, as far ahead as there is room. Who waits for
-// a barrier has to put a fence between these copies and the matrix units.
+// The copying warpgroup: keys and values in turn, as far ahead as there is room, and the first of them, where
+// they are cached, before the kernel before is over. Who waits for a barrier has to put a fence between these
+// copies and the matrix units.
 template <int Dim>
 __device__ void copy_all(const Problem& problem, const Task& task, Shared<Dim>& s) {
     using P = Plan<Dim>;
     const Places<Dim> places(static_cast<int>(threadIdx.x));
-    int token = (task.packed0 + places.key) / task.group, member = (task.packed0 + places.key) % task.group;
-#pragma unroll 4
-    for (int i = 0; i < P::rows / Places<Dim>::step; ++i) {
-        const int r = places.key + i * Places<Dim>::step;
-        const bool valid = task.packed0 + r < task.packed_rows;
-        const bf16* from = static_cast<const bf16*>(problem.p.q) +
-                           (static_cast<std::int64_t>(task.segment.first_row + token) * problem.p.heads +
-                            task.kv_head * task.group + member) *
-                               Dim +
-                           places.piece * 8;
-        copy16_async(shared_address(s.q[places.piece / 8] + swizzled(r, places.piece % 8)),
-                     valid ? from : static_cast<const bf16*>(problem.p.q), valid);
-        for (member += Places<Dim>::step; member >= task.group; member -= task.group) ++token;
-    }
-    barrier_arrive_after_copies(&s.q_full);
-    int stage = 0, phase = 0;
-    for (int tile = task.first_tile; tile < task.end_tile; ++tile) {
+    int stage = 0, phase = 0, tile = task.first_tile;
+    const auto copy_both = [&] {
         barrier_wait(&s.k_empty[stage], phase ^ 1);
         copy_tile<Dim>(s.k[stage][0], problem, task, places, problem.p.k, task.segment.keys, tile);
         barrier_arrive_after_copies(&s.k_full[stage]);
@@ -154,7 +140,14 @@ __device__ void copy_all(const Problem& problem, const Task& task, Shared<Dim>& 
         copy_tile<Dim>(s.v[stage][0], problem, task, places, problem.p.v, task.segment.values, tile);
         barrier_arrive_after_copies(&s.v_full[stage]);
         if (++stage == P::stages) stage = 0, phase ^= 1;
+        ++tile;
+    };
+    // A pass with a canvas writes nothing to the cache.
+    for (int i = 0; i < P::stages; ++i) {
+        if (tile < task.end_tile && (tile + 1) * keys_of_tile <= task.segment.canvas_position) copy_both();
     }
+    wait_for_previous_kernel();
+    while (tile < task.end_tile) copy_both();
     commit_copies();
     wait_copies<0>();
 }
@@ -185,6 +178,33 @@ __device__ __forceinline__ void write_row(const Problem& problem, const Task& ta
     }
 }
 
+// The multiplying warpgroups fetch their queries themselves: 64 rows for each, or, of wide heads, for both.
+template <int Dim>
+__device__ void copy_queries(const Problem& problem, const Task& task, Shared<Dim>& s) {
+    constexpr bool wide = Plan<Dim>::wide;
+    constexpr int together = wide ? 256 : 128, in_row = Dim / 8, step = together / in_row;
+    const int t = static_cast<int>(threadIdx.x) - copiers, warpgroup = t / 128;
+    const int piece = t % together % in_row, row0 = (wide ? 0 : 64 * warpgroup) + t % together / in_row;
+    int token = (task.packed0 + row0) / task.group, member = (task.packed0 + row0) % task.group;
+#pragma unroll 4
+    for (int i = 0; i < 64 / step; ++i) {
+        const int r = row0 + i * step;
+        const bool valid = task.packed0 + r < task.packed_rows;
+        const bf16* from = static_cast<const bf16*>(problem.p.q) +
+                           (static_cast<std::int64_t>(task.segment.first_row + token) * problem.p.heads +
+                            task.kv_head * task.group + member) *
+                               Dim +
+                           piece * 8;
+        copy16_async(shared_address(s.q[piece / 8] + swizzled(r, piece % 8)),
+                     valid ? from : static_cast<const bf16*>(problem.p.q), valid);
+        for (member += step; member >= task.group; member -= task.group) ++token;
+    }
+    commit_copies();
+    wait_copies<0>();
+    fence_copy_engine();
+    asm volatile("bar.sync %0, %1;\n" ::"r"(3 + (wide ? 0 : warpgroup)), "n"(together) : "memory");
+}
+
 // A multiplying warpgroup.
 template <int Dim>
 __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s) {
@@ -201,7 +221,7 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
 #pragma unroll
     for (int i = 0; i < 128; ++i) out[i] = 0;
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-    barrier_wait(&s.q_full, 0);
+    copy_queries<Dim>(problem, task, s);
     int stage = 0, phase = 0;
     for (int tile = task.first_tile; tile < task.end_tile; ++tile) {
         float scores[own_keys / 2];
@@ -346,7 +366,6 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
     const AttentionPointers& p = problem.p;
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {
-        barrier_init(&s.q_full, copiers);
         for (int i = 0; i < P::stages; ++i) {
             barrier_init(&s.k_full[i], copiers);
             barrier_init(&s.v_full[i], copiers);
@@ -355,7 +374,8 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
         }
         barrier_init_done();
     }
-    begin_kernel();
+    // What says which keys a row sees is no kernel's result.
+    allow_next_kernel();
     Task task;
     task.segment = p.segments[static_cast<int>(blockIdx.z) / problem.splits];
     task.split = static_cast<int>(blockIdx.z) % problem.splits;
@@ -396,6 +416,7 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
         copy_all<Dim>(problem, task, s);
     } else {
         take_registers<232>();
+        wait_for_previous_kernel();
         attend<Dim>(problem, task, s);
     }
 #endif
