@@ -281,6 +281,7 @@ TEST(Scheduler, ADeadlineEndsARequestThatRunsAndOneThatWaits) {
     EXPECT_FALSE(second.client->started);
     EXPECT_EQ(first.client->reason(), FinishReason::deadline);
     EXPECT_TRUE(first.client->started);
+    EXPECT_TRUE(scheduler->wait_idle(long_enough));  // a client is told before the counters are shown
     EXPECT_EQ(scheduler->stats().submitted, 2u);
 }
 
