@@ -136,6 +136,7 @@ Places CudaBackend::places_for(std::int64_t pairs, std::int64_t experts) {
     auto* numbers = context_->scratch<std::int32_t>(Scratch::places, 2 * (experts + 1) + 1 + 2 * pairs);
     std::int32_t* counters = facts();
     if (numbers == nullptr || counters == nullptr) return places;
+    places.pairs = pairs;
     places.offsets = numbers;
     places.ready = places.offsets + experts + 1;
     places.place = places.ready + experts + 2;

@@ -164,6 +164,7 @@ void router_input(Context&, Element, const void* h, const float* scale, float in
                   std::int64_t cols, float eps, void* out);
 // Where the (row, choice) pairs stand when sorted by expert, rows in order within one.
 struct Places {
+    std::int64_t pairs = 0;           // of a row and a choice, in all
     std::int32_t* offsets = nullptr;  // [experts + 1]
     std::int32_t* place = nullptr;    // [rows * k]: place of a pair
     std::int32_t* row_at = nullptr;   // [rows * k]: row of a place

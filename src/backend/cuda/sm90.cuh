@@ -119,6 +119,14 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(const void* tile, int b
            static_cast<std::uint64_t>(block >> 4) << 16 | static_cast<std::uint64_t>(1024 >> 4) << 32 |
            std::uint64_t{1} << 62;
 }
+// The same of k-contiguous rows in two words: the lower one, to which a step of k may be added, and the
+// whole.
+__device__ __forceinline__ std::uint32_t tile_descriptor_word(std::uint32_t tile) {
+    return (tile & 0x3FFFFu) >> 4 | 1u << 16;
+}
+__device__ __forceinline__ std::uint64_t tile_descriptor_of(std::uint32_t word) {
+    return std::uint64_t{1} << 62 | std::uint64_t{1024 >> 4} << 32 | word;
+}
 
 // Transposes an 8 x 8 matrix of 16-bit elements spread over a warp as a matrix fragment.
 __device__ __forceinline__ std::uint32_t transpose8(std::uint32_t x) {

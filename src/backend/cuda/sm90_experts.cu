@@ -11,82 +11,94 @@ namespace dgemma::backend::cuda {
 
 namespace {
 
-constexpr int stages = 5;
+// Few rows an expert, so that what comes from memory is all that counts; or many, so that a box of weights is
+// brought from the second-level cache for twice as many.
+using FewRows = ItemForm<2, 64>;
+using ManyRows = ItemForm<2, 128>;
+template <class Form>
+constexpr int stages_of = Form::most_tokens <= 64 ? 5 : 4;
 constexpr int box_elements = box_rows * item_depth;
 // Of weights that the second-level cache is asked for before the router is done.
 constexpr int early_steps = 6;
+constexpr int many_rows = 64;  // of an expert on average
 
 struct Problem : ItemsProblem {
     CUtensorMap gate_up, down;                     // of all experts
     CUtensorMap dense_gate, dense_up, dense_down;  // where dense_rows > 0
 };
 
-struct __align__(1024) Shared {
-    bf16 weight[stages][boxes][box_elements];
-    bf16 tokens[stages][most_item_tokens * item_depth];
+template <class Form>
+struct __align__(1024) Ring {
+    static constexpr int stages = stages_of<Form>;
+    bf16 weight[stages][Form::boxes][box_elements];
+    bf16 tokens[stages][Form::most_tokens * item_depth];
     std::uint64_t full[stages], empty[stages];
     ItemTables items;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The boxes of weights of an item at column k: bring(which of the stage's, map, row).
-template <class Bring>
-__device__ __forceinline__ void weight_boxes(const Problem& p, int group, int tile, bool down, Bring bring) {
+// Where box `box` of a stage begins, in the items of a tile.
+struct Box {
+    const CUtensorMap* map;  // null: there is no such box
+    int row;
+};
+template <class Form>
+__device__ __forceinline__ Box box_of(const Problem& p, int group, int tile, bool down, int box) {
     const int expert = group - 1;
     if (down) {
-        const CUtensorMap& map = group == 0 ? p.dense_down : p.down;
-        for (int b = 0; b < boxes; ++b) {
-            const int row = tile * boxes * box_rows + b * box_rows;
-            if (row < p.hidden) bring(b, map, (group == 0 ? 0 : expert * p.hidden) + row);
-        }
-        return;
+        const int row = tile * Form::down_rows + box * box_rows;
+        if (row >= p.hidden) return {nullptr, 0};
+        return group == 0 ? Box{&p.dense_down, row} : Box{&p.down, expert * p.hidden + row};
     }
-    for (int half = 0; half < 2; ++half) {
-        const int row = (2 * tile + half) * box_rows;
-        if (row >= width_of(p, group)) break;
-        if (group == 0) {
-            bring(2 * half, p.dense_gate, row);
-            bring(2 * half + 1, p.dense_up, row);
-        } else {
-            bring(2 * half, p.gate_up, expert * 2 * p.width + row);
-            bring(2 * half + 1, p.gate_up, expert * 2 * p.width + p.width + row);
-        }
-    }
+    const int row = tile * Form::gate_rows + box / 2 * box_rows;
+    if (row >= width_of(p, group)) return {nullptr, 0};
+    if (group == 0) return {box % 2 == 0 ? &p.dense_gate : &p.dense_up, row};
+    return {&p.gate_up, expert * 2 * p.width + box % 2 * p.width + row};
 }
 
-__device__ void copy_weights(const Problem& p, Shared& s) {
-    Turn<stages> turn;
-    take_items(p, s.items, [&](const Item& item) {
-        int count = 0;
-        weight_boxes(p, item.group, item.tile, item.down, [&](int, const CUtensorMap&, int) { ++count; });
+template <class Form>
+__device__ void copy_weights(const Problem& p, Ring<Form>& s) {
+    Turn<Ring<Form>::stages> turn;
+    take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
+        const int lane = static_cast<int>(threadIdx.x);
+        const int told = tell_next_at<Ring<Form>::stages>(item);
+        Box box{nullptr, 0};
+        if (lane < Form::boxes) box = box_of<Form>(p, item.group, item.tile, item.down, lane);
+        const int all = __popc(__ballot_sync(0xFFFFFFFFu, box.map != nullptr)) * box_elements * 2;
         for (int k = 0; k < item.ins; k += item_depth) {
+            if (k == told) tell_next();
             barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-            barrier_expect(&s.full[turn.stage], count * box_elements * 2);
-            weight_boxes(p, item.group, item.tile, item.down, [&](int box, const CUtensorMap& map, int row) {
-                copy_box(s.weight[turn.stage][box], map, k, row, &s.full[turn.stage], keep_short);
-            });
+            if (lane == 0) barrier_expect(&s.full[turn.stage], all);
+            __syncwarp();
+            if (box.map != nullptr)
+                copy_box(s.weight[turn.stage][lane], *box.map, k, box.row, &s.full[turn.stage], keep_short);
             turn.next();
         }
     });
 }
 
+template <class Form>
 __device__ void ask_for_weights(const Problem& p) {
     int group = 0, tile = 0;
-    if (!likely_first_item(p, group, tile)) return;
-    for (int step = 0; step < early_steps && step * item_depth < p.hidden; ++step) {
-        weight_boxes(p, group, tile, false, [&](int, const CUtensorMap& map, int row) {
-            prefetch_box(map, step * item_depth, row);
-        });
+    if (!likely_first_item<Form>(p, group, tile)) return;
+    for (int b = 0; b < Form::boxes; ++b) {
+        const Box box = box_of<Form>(p, group, tile, false, b);
+        if (box.map == nullptr) continue;
+        for (int step = 0; step < early_steps && step * item_depth < p.hidden; ++step)
+            prefetch_box(*box.map, step * item_depth, box.row);
     }
 }
 
 // The warpgroup's two boxes of an item times `Tokens` tokens.
-template <int Tokens>
-__device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int warpgroup,
-                              Turn<stages>& turn) {
+template <int Tokens, class Form>
+__device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item, int warpgroup,
+                              Turn<Ring<Form>::stages>& turn) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float low[Tokens / 2], high[Tokens / 2];
+    // Zeros, so that registers of sums are taken up by one item after another.
+#pragma unroll
+    for (int i = 0; i < Tokens / 2; ++i) low[i] = high[i] = 0;
     int previous = -1;
 #pragma unroll 1
     for (int k = 0; k < item.ins; k += item_depth) {
@@ -97,9 +109,8 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
         warpgroup_begin();
 #pragma unroll
         for (int i = 0; i < item_depth / 16; ++i) {
-            WarpgroupMultiply<Tokens, false>::run(low, a + 2 * i, b + 2 * i, k > 0 || i > 0);
-            WarpgroupMultiply<Tokens, false>::run(high, a + box_elements * 2 / 16 + 2 * i, b + 2 * i,
-                                                  k > 0 || i > 0);
+            WarpgroupMultiply<Tokens, false>::run(low, a + 2 * i, b + 2 * i, true);
+            WarpgroupMultiply<Tokens, false>::run(high, a + box_elements * 2 / 16 + 2 * i, b + 2 * i, true);
         }
         warpgroup_commit();
         if (previous >= 0) {
@@ -113,43 +124,61 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
     if (lane == 0) barrier_arrive(&s.empty[previous]);
     hold(low);
     hold(high);
-    store_item<Tokens>(p, item, warpgroup, low, high);
+    store_item<Form, Tokens>(p, item, warpgroup, low, high);
 }
 
 #endif
 
-__global__ void __launch_bounds__(item_threads, 1) sm90_experts_kernel(const __grid_constant__ Problem p) {
+template <class Form>
+__global__ void __launch_bounds__(Form::threads, 1) sm90_experts_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t memory[];
+    using Shared = Ring<Form>;
+    constexpr int stages = Shared::stages;
     Shared& s = *reinterpret_cast<Shared*>(memory + padding_to_1024(memory));
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {
         for (int i = 0; i < stages; ++i) {
-            barrier_init(&s.full[i], 1 + token_copiers);  // the copier of weights and those of tokens
-            barrier_init(&s.empty[i], 8);                 // a lane of every multiplying warp
+            barrier_init(&s.full[i], 1 + token_copiers);      // the copier of weights and those of tokens
+            barrier_init(&s.empty[i], 4 * Form::warpgroups);  // a lane of every multiplying warp
         }
-        init_item_slots(s.items);
+        init_item_slots<Form>(s.items, 0);
         barrier_init_done();
-        ask_for_weights(p);
+        ask_for_weights<Form>(p);
     }
     begin_kernel();
-    count_items(p, s.items);
+    count_items<Form>(p, s.items);
     if (t >= 128) {
-        multiply_items<stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
+        multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
             if (item.tokens <= 16) {
                 multiply_item<16>(p, s, item, warpgroup, turn);
             } else if (item.tokens <= 32) {
                 multiply_item<32>(p, s, item, warpgroup, turn);
-            } else {
+            } else if (Form::most_tokens == 64 || item.tokens <= 64) {
                 multiply_item<64>(p, s, item, warpgroup, turn);
+            } else {
+                multiply_item<Form::most_tokens>(p, s, item, warpgroup, turn);
             }
         });
-    } else if (t == 0) {
-        copy_weights(p, s);
-    } else if (t >= 64) {
-        copy_tokens<stages>(p, s, t - 64);
+    } else {
+        if (t < 32) {
+            copy_weights<Form>(p, s);
+        } else if (t >= 64) {
+            copy_tokens<Form, stages>(p, s, t - 64);
+        }
     }
 #endif
+}
+
+template <class Form>
+void run(Context& c, const Problem& p) {
+    constexpr int bytes = static_cast<int>(sizeof(Ring<Form>)) + 1024;
+    static_assert(bytes <= 232448);
+    c.check(
+        cudaFuncSetAttribute(sm90_experts_kernel<Form>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "the experts");
+    launch(c, "the experts", sm90_experts_kernel<Form>, static_cast<unsigned>(c.multiprocessors()),
+           Form::threads, bytes, p);
 }
 
 }  // namespace
@@ -183,11 +212,7 @@ void sm90_experts(Context& c, const void* x, const DeviceMatrix& gate_up, const 
         p.dense_rows = static_cast<int>(dense.rows);
         p.dense_width = static_cast<int>(dense.gate.outs);
     }
-    constexpr int bytes = static_cast<int>(sizeof(Shared)) + 1024;
-    c.check(cudaFuncSetAttribute(sm90_experts_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-            "the experts");
-    launch(c, "the experts", sm90_experts_kernel, static_cast<unsigned>(c.multiprocessors()), item_threads,
-           bytes, p);
+    places.pairs >= many_rows* gate_up.groups ? run<ManyRows>(c, p) : run<FewRows>(c, p);
 }
 
 }  // namespace dgemma::backend::cuda

@@ -1,28 +1,38 @@
 // What the kernels of the experts share: the list of items that a persistent grid works off, the copying of
 // tokens, and what becomes of the sums.
 //
-// Weights are the 64-high side of the matrix instruction and tokens its other side, 16 to 64 of them by need:
-// at one canvas an expert has about 16. The dense MLP is one more expert whom every row visits. Items come
-// expert after expert: first tiles of 128 gate and 128 up rows, whose gated product goes to memory; then
-// tiles of 256 rows of the down projection. A block takes the next item that nobody has taken, and copies its
-// weights while it still multiplies the ones before; only the tokens of a down tile wait until all of its
-// expert's hidden layer is written. An item earlier in the list never waits for a later one, so the list
-// always ends. Which block computes an item changes no bit of it.
+// Weights are the 64-high side of the matrix instruction and tokens its other side, 16 to 128 of them by
+// need: at one canvas an expert has about 16. The dense MLP is one more expert whom every row visits. A
+// warpgroup has two boxes of 64 weight rows at a time. Items come expert after expert: first tiles of 64 gate
+// and 64 up rows a warpgroup, whose gated product goes to memory; then tiles of 128 rows a warpgroup of the
+// down projection. A block takes the next item that nobody has taken, and copies its weights while it still
+// multiplies the ones before; only the tokens of a down tile wait until all of its expert's hidden layer is
+// written. An item earlier in the list never waits for a later one, so the list always ends. Which block
+// computes an item changes no bit of it, nor do the warpgroups and tokens that share it.
 #pragma once
+
+#include <type_traits>
 
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/sm90.cuh"
 
 namespace dgemma::backend::cuda {
 
-constexpr int item_depth = 64;        // of one stage in k
-constexpr int box_rows = 64;          // of weights
-constexpr int boxes = 4;              // of one stage: gate, up, gate, up; or four of down; two a warpgroup
-constexpr int most_item_tokens = 64;  // of one item
-constexpr int item_threads = 384;     // one warpgroup copies, two multiply
-constexpr int token_copiers = 64;     // threads of it
-constexpr int most_groups = 1025;     // the dense MLP and the experts
-constexpr int item_slots = 4;         // items that the copier of weights may be ahead
+constexpr int item_depth = 64;     // of one stage in k
+constexpr int box_rows = 64;       // of weights
+constexpr int token_copiers = 64;  // threads
+constexpr int most_groups = 1025;  // the dense MLP and the experts
+constexpr int item_slots = 4;      // items that the copier of weights may be ahead
+
+// What a kernel has in hand at a time.
+template <int Warpgroups, int MostTokens>
+struct ItemForm {
+    static constexpr int warpgroups = Warpgroups;  // that multiply; one more copies
+    static constexpr int threads = 128 + 128 * Warpgroups;
+    static constexpr int boxes = 2 * Warpgroups;  // of one stage: gate, up, gate, up, ...; or of down
+    static constexpr int gate_rows = box_rows * Warpgroups, down_rows = 2 * gate_rows;  // of a tile
+    static constexpr int most_tokens = MostTokens;                                      // of an item
+};
 
 struct ItemsProblem {
     const bf16 *x, *dense_x;      // [rows, hidden]
@@ -71,21 +81,22 @@ struct Turn {
 
 // By all threads, before anything else is done with the tables: those of this block, once the kernel has
 // begun.
-__device__ inline void count_items(const ItemsProblem& p, ItemTables& s) {
+template <class Form>
+__device__ void count_items(const ItemsProblem& p, ItemTables& s) {
     // The dense MLP's rows are no places of the sort; its two bounds are not used.
     if (p.experts > 0) {
-        for (int e = static_cast<int>(threadIdx.x); e <= p.experts; e += item_threads)
+        for (int e = static_cast<int>(threadIdx.x); e <= p.experts; e += Form::threads)
             s.offsets[1 + e] = p.offsets[e];
     }
     __syncthreads();
     const int groups = 1 + p.experts, lane = static_cast<int>(threadIdx.x);
     if (lane < 32) {
-        const int gate_tiles = over(p.width, 2 * box_rows), down_tiles = over(p.hidden, boxes * box_rows);
+        const int gate_tiles = over(p.width, Form::gate_rows), down_tiles = over(p.hidden, Form::down_rows);
         int gates = 0, downs = 0;
         for (int g0 = 0; g0 < groups; g0 += 32) {
             const int group = g0 + lane;
-            const int blocks = group < groups ? over(tokens_of(p, s, group), most_item_tokens) : 0;
-            const int own_gates = blocks * (group == 0 ? over(p.dense_width, 2 * box_rows) : gate_tiles);
+            const int blocks = group < groups ? over(tokens_of(p, s, group), Form::most_tokens) : 0;
+            const int own_gates = blocks * (group == 0 ? over(p.dense_width, Form::gate_rows) : gate_tiles);
             const int own_downs = blocks * down_tiles;
             int gate = own_gates, down = own_downs;
 #pragma unroll
@@ -107,47 +118,66 @@ __device__ inline void count_items(const ItemsProblem& p, ItemTables& s) {
 }
 
 // By one thread, before count_items.
-__device__ inline void init_item_slots(ItemTables& s) {
+// others: warps that follow besides those that copy tokens and those that multiply.
+template <class Form>
+__device__ void init_item_slots(ItemTables& s, int others) {
     for (int i = 0; i < item_slots; ++i) {
         barrier_init(&s.full[i], 1);
-        barrier_init(&s.empty[i], token_copiers / 32 + 8);  // a lane of every warp that follows
+        barrier_init(&s.empty[i], others + token_copiers / 32 + 4 * Form::warpgroups);  // a lane of each
     }
 }
 
 // Item `i` of the list; `item` is an earlier one, or all zeros.
-__device__ inline void locate(const ItemsProblem& p, const ItemTables& s, int i, Item& item) {
+template <class Form>
+__device__ void locate(const ItemsProblem& p, const ItemTables& s, int i, Item& item) {
     const int gate_items = s.gate_items[1 + p.experts];
     if (!item.down && i >= gate_items) item.down = true, item.group = 0;
     const int* before = item.down ? s.down_items : s.gate_items;
     const int at = item.down ? i - gate_items : i;
     while (at >= before[item.group + 1]) ++item.group;
-    const int rows = tokens_of(p, s, item.group), blocks = over(rows, most_item_tokens);
+    const int rows = tokens_of(p, s, item.group), blocks = over(rows, Form::most_tokens);
     const int inside = at - before[item.group];
-    const int skip = inside % blocks * most_item_tokens;
+    const int skip = inside % blocks * Form::most_tokens;
     item.tile = inside / blocks;
     item.first = (item.group == 0 ? 0 : s.offsets[item.group]) + skip;
-    item.tokens = min(most_item_tokens, rows - skip);
+    item.tokens = min(Form::most_tokens, rows - skip);
     item.ins = item.down ? width_of(p, item.group) : p.hidden;
 }
-// By the thread that copies weights: takes items for this block and tells the others.
-template <class Each>
+// By the warp that copies weights: takes items for this block and tells the others. Every lane has a box,
+// since the instructions around a copy take one thread longer than the copy itself.
+template <class Form, class Each>
 __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
     const int items = s.gate_items[1 + p.experts] + s.down_items[1 + p.experts];
-    Item item{};
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    Item item{};  // the one that was told last; no group: the list is over
     Turn<item_slots> turn;
-    for (int i = static_cast<int>(blockIdx.x);;) {
-        const bool over = i >= items;
-        if (!over) locate(p, s, i, item);
-        barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-        s.taken[turn.stage] =
-            make_int4(over ? -1 : item.group, 2 * item.tile + (item.down ? 1 : 0), item.first, item.tokens);
-        barrier_arrive(&s.full[turn.stage]);
+    const auto tell = [&](int i) {
+        if (i < items) {
+            locate<Form>(p, s, i, item);
+        } else {
+            item.group = -1;
+        }
+        if (lane == 0) {
+            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+            s.taken[turn.stage] =
+                make_int4(item.group, 2 * item.tile + (item.down ? 1 : 0), item.first, item.tokens);
+            barrier_arrive(&s.full[turn.stage]);
+        }
+        __syncwarp();
         turn.next();
-        if (over) return;
-        const int next = static_cast<int>(gridDim.x) + atomicAdd(p.ready + 1 + p.experts, 1);
-        each(item);
-        i = next;
+    };
+    tell(static_cast<int>(blockIdx.x));
+    while (item.group >= 0) {
+        int ticket = 0;
+        if (lane == 0) ticket = atomicAdd(p.ready + 1 + p.experts, 1);
+        each(Item(item), [&] { tell(static_cast<int>(gridDim.x) + __shfl_sync(0xFFFFFFFFu, ticket, 0)); });
     }
+}
+// At which k of its own copies the copier of weights tells what comes after an item: late, so that the blocks
+// end together, but as much before the end as lets the tokens' copies begin without a pause.
+template <int Stages>
+__device__ __forceinline__ int tell_next_at(const Item& item) {
+    return max(0, (item.ins - 1) / item_depth - Stages) * item_depth;
 }
 
 // By whole warps: the items that were taken, in the same order.
@@ -168,15 +198,16 @@ __device__ void follow_items(const ItemsProblem& p, ItemTables& s, Each each) {
 }
 
 // What the early word about weights is worth: the first item of this block, if every expert has some rows.
+template <class Form>
 __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& group, int& tile) {
     const int item = static_cast<int>(blockIdx.x);
-    const int dense_items = over(p.dense_rows, most_item_tokens) * over(p.dense_width, 2 * box_rows);
+    const int dense_items = over(p.dense_rows, Form::most_tokens) * over(p.dense_width, Form::gate_rows);
     if (item < dense_items) {
         group = 0;
-        tile = item / over(p.dense_rows, most_item_tokens);
+        tile = item / over(p.dense_rows, Form::most_tokens);
         return true;
     }
-    const int tiles = over(p.width, 2 * box_rows);
+    const int tiles = over(p.width, Form::gate_rows);
     if (tiles == 0) return false;
     group = 1 + (item - dense_items) / tiles;
     tile = (item - dense_items) % tiles;
@@ -184,37 +215,34 @@ __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& gr
 }
 
 // The tokens of an item to one stage after another, as `Rows` rows of eight for each thread; rows beyond the
-// item's repeat its last one. from: where this thread's 16 bytes of each row begin.
+// item's repeat its last one. from: this thread's 16 bytes of the first column; at: how many elements on
+// those of each row stand.
 template <int Stages, int Rows, class Ring>
-__device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, const bf16* const* from,
-                                                  int ins, int column, std::uint32_t offset) {
-    const bf16* at[Rows];
-#pragma unroll
-    for (int i = 0; i < Rows; ++i) at[i] = from[i];
-#pragma unroll 2
+__device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, const bf16* from,
+                                                  const std::uint32_t* at, int ins, int column,
+                                                  std::uint32_t offset) {
+#pragma unroll 1
     for (int k = 0; k < ins; k += item_depth) {
         barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
         const std::uint32_t to = shared_address(s.tokens[turn.stage]) + offset;
         const bool inside = k + column < ins;
+        const bf16* here = inside ? from + k : from;
 #pragma unroll
-        for (int i = 0; i < Rows; ++i) {
-            copy16_async(to + i * 1024, inside ? at[i] : from[0], inside);
-            at[i] += item_depth;
-        }
+        for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside);
         barrier_arrive_after_copies(&s.full[turn.stage]);
         turn.next();
     }
 }
 
 // By `token_copiers` threads, t of them. Ring: tokens[stage], full[stage], empty[stage], items.
-template <int Stages, class Ring>
+template <class Form, int Stages, class Ring>
 __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
     Turn<Stages> turn;
     const int piece = t % 8, row0 = t / 8;  // 16 bytes of every eighth token
     const std::uint32_t offset = row0 * 128 + (piece ^ row0) * 16;
     follow_items(p, s.items, [&](const Item& item) {
         if (item.down) {
-            const int written = over(tokens_of(p, s.items, item.group), most_item_tokens) *
+            const int written = over(tokens_of(p, s.items, item.group), Form::most_tokens) *
                                 over(width_of(p, item.group), box_rows);
             int seen = 0;
             do {
@@ -226,19 +254,26 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
         }
         const bf16* base =
             item.group == 0 ? (item.down ? p.dense_act : p.dense_x) : (item.down ? p.act : p.x);
-        const bf16* from[most_item_tokens / 8];
+        std::uint32_t at[Form::most_tokens / 8];
 #pragma unroll
-        for (int i = 0; i < most_item_tokens / 8; ++i) {
+        for (int i = 0; i < Form::most_tokens / 8; ++i) {
             int row = item.first + min(row0 + 8 * i, item.tokens - 1);
             if (!item.down && item.group > 0) row = p.row_at[row];
-            from[i] = base + static_cast<std::int64_t>(row) * item.ins + piece * 8;
+            at[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins);
         }
+        const auto copy = [&](auto rows) {
+            copy_token_stages<Stages, decltype(rows)::value>(s, turn, base + piece * 8, at, item.ins,
+                                                             piece * 8, offset);
+        };
+        constexpr int all = Form::most_tokens / 8;
         if (item.tokens <= 16) {
-            copy_token_stages<Stages, 2>(s, turn, from, item.ins, piece * 8, offset);
+            copy(std::integral_constant<int, 2>());
         } else if (item.tokens <= 32) {
-            copy_token_stages<Stages, 4>(s, turn, from, item.ins, piece * 8, offset);
+            copy(std::integral_constant<int, 4>());
+        } else if (item.tokens <= 64) {
+            copy(std::integral_constant < int, all<8 ? all : 8>());
         } else {
-            copy_token_stages<Stages, 8>(s, turn, from, item.ins, piece * 8, offset);
+            copy(std::integral_constant<int, all>());
         }
     });
     commit_copies();
@@ -248,7 +283,7 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
 // Of `low` and `high`, the sums of a warpgroup's two boxes. A thread holds weight rows lane / 4 (+ 8) of its
 // warp's 16 for tokens 8 j + lane % 4 * 2 (+ 1); transposed, token 8 j + lane / 4 for rows lane % 4 * 2 (+
 // 1).
-template <int Tokens>
+template <class Form, int Tokens>
 __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& item, int warpgroup,
                                            const float (&low)[Tokens / 2], const float (&high)[Tokens / 2]) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
@@ -265,7 +300,7 @@ __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& it
             if (item.down) {
                 const std::uint32_t a = transpose8(pack2(low[i], low[i + 1]));
                 const std::uint32_t b = transpose8(pack2(high[i], high[i + 1]));
-                const int column = (item.tile * 2 + warpgroup) * 2 * box_rows + row;
+                const int column = (item.tile * Form::warpgroups + warpgroup) * 2 * box_rows + row;
                 if (token < item.tokens && column < outs) *reinterpret_cast<std::uint32_t*>(to + column) = a;
                 if (token < item.tokens && column + box_rows < outs)
                     *reinterpret_cast<std::uint32_t*>(to + column + box_rows) = b;
@@ -277,7 +312,7 @@ __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& it
                     gated[c] = gate * rounded<bf16>(high[i + c]);
                 }
                 const std::uint32_t a = transpose8(pack2(gated[0], gated[1]));
-                const int column = (item.tile * 2 + warpgroup) * box_rows + row;
+                const int column = (item.tile * Form::warpgroups + warpgroup) * box_rows + row;
                 if (token < item.tokens && column < outs) *reinterpret_cast<std::uint32_t*>(to + column) = a;
             }
         }
@@ -286,12 +321,12 @@ __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& it
 
 // By the multiplying warpgroups: f(item, warpgroup, turn, has a part in it) for every item, and the word to
 // others that a hidden layer was written.
-template <int Stages, class Ring, class Multiply>
+template <class Form, int Stages, class Ring, class Multiply>
 __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
     Turn<Stages> turn;
     follow_items(p, s.items, [&](const Item& item) {
-        const int first_row = (item.tile * 2 + warpgroup) * box_rows * (item.down ? 2 : 1);
+        const int first_row = (item.tile * Form::warpgroups + warpgroup) * box_rows * (item.down ? 2 : 1);
         if (first_row >= (item.down ? p.hidden : width_of(p, item.group))) {
             // No part in it: lets the stages go by.
             for (int k = 0; k < item.ins; k += item_depth) {

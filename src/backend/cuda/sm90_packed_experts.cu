@@ -2,14 +2,15 @@
 // packing.h) come as they are, become bf16 in the registers of the thread that holds them, and are multiplied
 // from there. The list of items is that of sm90_items.cuh.
 //
-// A warpgroup unpacks one box while the matrix unit still works on its other one. What fp8 and nvfp4 scale by
-// row or matrix is left to the sums.
+// A warpgroup unpacks half a box while the matrix unit still works on the half before. What fp8 and nvfp4
+// scale by row or matrix is left to the sums.
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/packing.h"
 #include "backend/cuda/sm90.cuh"
 #include "backend/cuda/sm90_items.cuh"
+#include "backend/cuda/sm90_unpack.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -24,25 +25,30 @@ struct Problem : ItemsProblem {
 
 constexpr int shared_bytes = 232448;  // that a block may have
 
-template <Packing Experts, Packing Dense>
+// Three warpgroups: two do not hide the latencies of unpacking, and four leave too few registers for the sums
+// of 64 tokens.
+using Form = ItemForm<3, 64>;
+
+template <Packing Experts_, Packing Dense_>
 struct __align__(1024) Ring {
+    static constexpr Packing Experts = Experts_, Dense = Dense_;
     static constexpr int piece =
         piece_bytes(Experts) > piece_bytes(Dense) ? piece_bytes(Experts) : piece_bytes(Dense);
-    static constexpr int room =
-        (shared_bytes - 1024 - static_cast<int>(sizeof(ItemTables)) - 512) / (boxes * piece + 8192);
+    static constexpr int room = (shared_bytes - 1024 - static_cast<int>(sizeof(ItemTables)) - 512) /
+                                (Form::boxes * piece + 2 * Form::most_tokens * item_depth);
     static constexpr int stages = room > 12 ? 12 : room;
-    bf16 tokens[stages][most_item_tokens * item_depth];
-    std::uint8_t weight[stages][boxes * piece];
+    bf16 tokens[stages][Form::most_tokens * item_depth];
+    std::uint8_t weight[stages][Form::boxes * piece];
     std::uint64_t full[stages], empty[stages];
     ItemTables items;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ void copy_line(void* to, const void* from, int bytes, std::uint64_t* barrier) {
+__device__ __forceinline__ void copy_line(std::uint32_t to, const void* from, int bytes,
+                                          std::uint64_t* barrier) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-            shared_address(to)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
         "l"(from), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
 }
@@ -50,178 +56,76 @@ __device__ __forceinline__ void prefetch_line(const void* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// The boxes of weights of an item: bring(which of the stage's, its pieces along k).
-template <class Bring>
-__device__ __forceinline__ void weight_boxes(const Problem& p, int group, int tile, bool down, Bring bring) {
-    const std::int64_t expert = group - 1;
-    const auto pieces = [](const PackedMatrix& m, std::int64_t row) {
-        return m.pieces + row / piece_rows * (m.ins / piece_columns) * piece_bytes(m.packing);
-    };
+// The pieces along k of box `box` of a stage, in the items of a tile; null: there is no such box.
+__device__ __forceinline__ const std::uint8_t* box_pieces(const Problem& p, int group, int tile, bool down,
+                                                          int box) {
+    const int expert = group == 0 ? 0 : group - 1;
+    const PackedMatrix* m = nullptr;
+    int row = 0;
     if (down) {
-        const PackedMatrix& m = group == 0 ? p.dense_down : p.down;
-        for (int b = 0; b < boxes; ++b) {
-            const int row = (tile * boxes + b) * box_rows;
-            if (row < p.hidden) bring(b, pieces(m, (group == 0 ? 0 : expert * p.hidden) + row));
-        }
-        return;
-    }
-    for (int half = 0; half < 2; ++half) {
-        const int row = (2 * tile + half) * box_rows;
-        if (row >= width_of(p, group)) break;
+        m = group == 0 ? &p.dense_down : &p.down;
+        row = tile * Form::down_rows + box * box_rows;
+        if (row >= p.hidden) return nullptr;
+        row += expert * p.hidden;
+    } else {
+        row = tile * Form::gate_rows + box / 2 * box_rows;
+        if (row >= width_of(p, group)) return nullptr;
         if (group == 0) {
-            bring(2 * half, pieces(p.dense_gate, row));
-            bring(2 * half + 1, pieces(p.dense_up, row));
+            m = box % 2 == 0 ? &p.dense_gate : &p.dense_up;
         } else {
-            bring(2 * half, pieces(p.gate_up, expert * 2 * p.width + row));
-            bring(2 * half + 1, pieces(p.gate_up, expert * 2 * p.width + p.width + row));
+            m = &p.gate_up;
+            row += expert * 2 * p.width + box % 2 * p.width;
         }
+    }
+    return m->pieces + std::int64_t{row / piece_rows} * (m->ins / piece_columns) * piece_bytes(m->packing);
+}
+
+// Two warps copy a stage's boxes, the even and the odd ones. tell_next: of the warp that takes the items.
+template <class Shared, class TellNext>
+__device__ __forceinline__ void copy_item_weights(const Problem& p, Shared& s, Turn<Shared::stages>& turn,
+                                                  const Item& item, int box, int told, TellNext tell_next) {
+    const bool first = static_cast<int>(threadIdx.x) % 32 == 0;
+    const int bytes = piece_bytes(item.group == 0 ? Shared::Dense : Shared::Experts);
+    const std::uint8_t* from =
+        box < Form::boxes ? box_pieces(p, item.group, item.tile, item.down, box) : nullptr;
+    const int all = __popc(__ballot_sync(0xFFFFFFFFu, from != nullptr)) * bytes;
+    const std::uint32_t to = shared_address(s.weight[0]) + box * Shared::piece;
+#pragma unroll 1
+    for (int k = 0; k < item.ins; k += item_depth) {
+        if (k == told) tell_next();
+        barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+        if (first) barrier_expect(&s.full[turn.stage], all);
+        __syncwarp();
+        if (from != nullptr) {
+            copy_line(to + turn.stage * Form::boxes * Shared::piece, from, bytes, &s.full[turn.stage]);
+            from += bytes;
+        }
+        turn.next();
+    }
+}
+template <class Shared>
+__device__ void copy_weights(const Problem& p, Shared& s) {
+    Turn<Shared::stages> turn;
+    const int warp = static_cast<int>(threadIdx.x) / 32, box = static_cast<int>(threadIdx.x) % 32 * 2 + warp;
+    if (warp == 0) {
+        take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
+            copy_item_weights(p, s, turn, item, box, tell_next_at<Shared::stages>(item), tell_next);
+        });
+    } else {
+        follow_items(p, s.items,
+                     [&](const Item& item) { copy_item_weights(p, s, turn, item, box, -1, [] {}); });
     }
 }
 
-template <Packing Experts, Packing Dense>
-__device__ void copy_weights(const Problem& p, Ring<Experts, Dense>& s) {
-    using Shared = Ring<Experts, Dense>;
-    Turn<Shared::stages> turn;
-    take_items(p, s.items, [&](const Item& item) {
-        const int bytes = item.group == 0 ? piece_bytes(Dense) : piece_bytes(Experts);
-        const std::uint8_t* from[boxes] = {};
-        int count = 0;
-        weight_boxes(p, item.group, item.tile, item.down, [&](int box, const std::uint8_t* pieces) {
-            from[box] = pieces;
-            ++count;
-        });
-        for (int k = 0; k < item.ins; k += item_depth) {
-            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-            barrier_expect(&s.full[turn.stage], count * bytes);
-#pragma unroll
-            for (int b = 0; b < boxes; ++b) {
-                if (from[b] == nullptr) continue;
-                copy_line(s.weight[turn.stage] + b * Shared::piece, from[b], bytes, &s.full[turn.stage]);
-                from[b] += bytes;
-            }
-            turn.next();
-        }
-    });
-}
-
-template <Packing Experts, Packing Dense>
+template <class Shared>
 __device__ void ask_for_weights(const Problem& p) {
     int group = 0, tile = 0;
-    if (!likely_first_item(p, group, tile)) return;
-    const int bytes = group == 0 ? piece_bytes(Dense) : piece_bytes(Experts);
+    if (!likely_first_item<Form>(p, group, tile)) return;
+    const int bytes = piece_bytes(group == 0 ? Shared::Dense : Shared::Experts);
     const int steps = min(early_steps, p.hidden / item_depth);
-    weight_boxes(p, group, tile, false,
-                 [&](int, const std::uint8_t* pieces) { prefetch_line(pieces, steps * bytes); });
-}
-
-// --- from codes to pairs of bf16: a[4 kk + i] is pair i of columns 16 kk and on.
-
-__device__ __forceinline__ std::uint32_t bits_of(__nv_bfloat162 x) {
-    return *reinterpret_cast<const std::uint32_t*>(&x);
-}
-__device__ __forceinline__ __nv_bfloat162 pair_of(std::uint32_t bits) {
-    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
-}
-
-__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
-
-template <Packing P>
-struct Codes {
-    uint4 codes[code_bytes(P) / 2048];
-    uint4 scales;
-    // piece: its address in shared memory; t: of the warpgroup's threads.
-    __device__ __forceinline__ void load(std::uint32_t piece, int t) {
-#pragma unroll
-        for (int i = 0; i < code_bytes(P) / 2048; ++i) codes[i] = load_shared(piece + 2048 * i + 16 * t);
-        if (P != Packing::fp8) scales = load_shared(piece + code_bytes(P) + 16 * (t / 32 * 8 + t % 32 / 4));
-    }
-    __device__ __forceinline__ std::uint32_t word(int i) const {
-        const uint4& c = codes[i / 4];
-        return i % 4 == 0 ? c.x : i % 4 == 1 ? c.y : i % 4 == 2 ? c.z : c.w;
-    }
-    __device__ __forceinline__ std::uint32_t scale(int i) const {
-        return i == 0 ? scales.x : i == 1 ? scales.y : i == 2 ? scales.z : scales.w;
-    }
-};
-
-// Of an affine group: scale and bias of rows r and r + 8, each twice.
-template <Packing P>
-struct Affine {
-    __nv_bfloat162 scale[2], bias[2];
-    __device__ __forceinline__ Affine(const Codes<P>& c, int group) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            scale[r] = pair_of(__byte_perm(c.scale(2 * r + group), 0, 0x1010));
-            bias[r] = pair_of(__byte_perm(c.scale(2 * r + group), 0, 0x3232));
-        }
-    }
-    __device__ __forceinline__ std::uint32_t operator()(std::uint32_t codes, int i) const {
-        return bits_of(__hfma2(pair_of(codes), scale[i % 2], bias[i % 2]));
-    }
-};
-
-__device__ __forceinline__ void unpack(const Codes<Packing::affine4>& c, std::uint32_t (&a)[16]) {
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-        const Affine<Packing::affine4> value(c, kk / 2);
-        const std::uint32_t word = c.word(kk), upper = word >> 8;
-        a[4 * kk] = value(word & 0x000F000Fu, 0);
-        a[4 * kk + 1] = value(word & 0x00F000F0u, 1);
-        a[4 * kk + 2] = value(upper & 0x000F000Fu, 2);
-        a[4 * kk + 3] = value(upper & 0x00F000F0u, 3);
-    }
-}
-
-__device__ __forceinline__ void unpack(const Codes<Packing::affine8>& c, std::uint32_t (&a)[16]) {
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-        const Affine<Packing::affine8> value(c, kk / 2);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const std::uint32_t word = c.word(2 * kk + i / 2);
-            a[4 * kk + i] = value(i % 2 == 0 ? word & 0x00FF00FFu : __byte_perm(word, 0, 0x4341), i);
-        }
-    }
-}
-
-__device__ __forceinline__ void unpack(const Codes<Packing::fp8>& c, std::uint32_t (&a)[16]) {
-    const __nv_bfloat162 up = pair_of(0x7B807B80u);  // 2^120
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            // Exponent and mantissa at their places: the value times 2^-120, subnormal ones too.
-            const std::uint32_t word = c.word(2 * kk + i / 2);
-            const std::uint32_t bits = i % 2 == 0 ? word & 0x87F087F0u
-                                                  : (word << 4 & 0x00F000F0u) | (word >> 3 & 0x07000700u) |
-                                                        (word << 1 & 0x80008000u);
-            a[4 * kk + i] = bits_of(__hmul2(pair_of(bits), up));
-        }
-    }
-}
-
-__device__ __forceinline__ void unpack(const Codes<Packing::nvfp4>& c, std::uint32_t (&a)[16]) {
-    constexpr std::uint32_t all = 0x81C081C0u;
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-        const std::uint32_t word = c.word(kk);
-        __nv_bfloat162 scale[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-            scale[r] = pair_of(__byte_perm(c.scale(2 * r + kk / 2), 0, kk % 2 == 0 ? 0x1010 : 0x3232));
-        // The value times 2^-126; the scale brings 2^118.
-        const std::uint32_t bits[4] = {
-            word & all, word << 3 & all, word << 6 & all,
-            (word << 1 & 0x80008000u) | (word >> 5 & 0x01000100u) | (word >> 4 & 0x00C000C0u)};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[4 * kk + i] = bits_of(__hmul2(pair_of(bits[i]), scale[i % 2]));
+    for (int b = 0; b < Form::boxes; ++b) {
+        const std::uint8_t* pieces = box_pieces(p, group, tile, false, b);
+        if (pieces != nullptr) prefetch_line(pieces, steps * bytes);
     }
 }
 
@@ -241,26 +145,15 @@ __device__ __forceinline__ void scale_sums(const PackedMatrix& m, int group, int
     }
 }
 
-template <int Tokens>
-__device__ __forceinline__ void multiply_box(float (&sums)[Tokens / 2], const std::uint32_t (&a)[16],
-                                             std::uint64_t tokens) {
-    warpgroup_begin();
-#pragma unroll
-    for (int i = 0; i < item_depth / 16; ++i)
-        WarpgroupMultiplyRegisters<Tokens>::run(sums, a + 4 * i, tokens + 2 * i, true);
-    warpgroup_commit();
-}
-
-// The warpgroup's two boxes of an item times `Tokens` tokens. With few tokens each box has registers of its
-// own, and one is unpacked while the other is multiplied; with many there are not enough, and the other
-// warpgroup has to keep the matrix unit busy.
+// The warpgroup's two boxes of an item times `Tokens` tokens. Half a box is unpacked while the half before it
+// is multiplied.
 template <Packing P, int Tokens, class Shared>
 __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int warpgroup,
                               Turn<Shared::stages>& turn) {
     const int t = static_cast<int>(threadIdx.x) % 128, lane = t % 32;
-    constexpr bool apart = Tokens <= 32;
+    constexpr bool early = Tokens <= 32;  // there are registers for both boxes' codes
     float low[Tokens / 2], high[Tokens / 2];
-    std::uint32_t a[apart ? 2 : 1][16];
+    std::uint32_t a[2][8];
     // Zeros, so that registers of sums are taken up by one item after another.
 #pragma unroll
     for (int i = 0; i < Tokens / 2; ++i) low[i] = high[i] = 0;
@@ -270,18 +163,24 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
         barrier_wait(&s.full[turn.stage], turn.phase);
         fence_copy_engine();  // tokens came by ordinary copies
         const std::uint32_t weight = shared_address(s.weight[turn.stage]) + 2 * warpgroup * Shared::piece;
-        const std::uint64_t b = tile_descriptor(s.tokens[turn.stage]);
+        const std::uint32_t tokens = tile_descriptor_word(shared_address(s.tokens[turn.stage]));
         Codes<P> codes[2];
         codes[0].load(weight, t);
-        codes[1].load(weight + Shared::piece, t);
-        if (previous >= 0) warpgroup_wait<apart ? 1 : 0>();  // the first registers are free
-        if (!apart && previous >= 0 && lane == 0) barrier_arrive(&s.empty[previous]);
-        unpack(codes[0], a[0]);
-        multiply_box<Tokens>(low, a[0], b);
-        if (previous >= 0 || !apart) warpgroup_wait<apart ? 1 : 0>();  // and the second, and the stage before
-        if (apart && previous >= 0 && lane == 0) barrier_arrive(&s.empty[previous]);
-        unpack(codes[1], a[apart ? 1 : 0]);
-        multiply_box<Tokens>(high, a[apart ? 1 : 0], b);
+        if (early) codes[1].load(weight + Shared::piece, t);
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const int box = part / 2, half = part % 2;
+            if (!early && part == 2) codes[1].load(weight + Shared::piece, t);
+            warpgroup_wait<1>();  // the registers are free, and after the first part the stage before
+            if (part == 1 && previous >= 0 && lane == 0) barrier_arrive(&s.empty[previous]);
+            unpack(codes[box], half, a[half]);
+            warpgroup_begin();
+#pragma unroll
+            for (std::uint32_t i = 0; i < 2; ++i)
+                WarpgroupMultiplyRegisters<Tokens>::run(box == 0 ? low : high, a[half] + 4 * i,
+                                                        tile_descriptor_of(tokens + 4 * half + 2 * i), true);
+            warpgroup_commit();
+        }
         previous = turn.stage;
         turn.next();
     }
@@ -294,11 +193,11 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
         float f[2] = {1, 1}, g[2] = {1, 1};
         if (item.down) {
             const PackedMatrix& m = item.group == 0 ? p.dense_down : p.down;
-            const int row = (item.tile * 2 + warpgroup) * 2 * box_rows;
+            const int row = (item.tile * Form::warpgroups + warpgroup) * 2 * box_rows;
             scale_sums<P>(m, expert, row, f);
             scale_sums<P>(m, expert, row + box_rows, g);
         } else {
-            const int row = (item.tile * 2 + warpgroup) * box_rows;
+            const int row = (item.tile * Form::warpgroups + warpgroup) * box_rows;
             scale_sums<P>(item.group == 0 ? p.dense_gate : p.gate_up, expert, row, f);
             scale_sums<P>(item.group == 0 ? p.dense_up : p.gate_up, expert,
                           item.group == 0 ? row : p.width + row, g);
@@ -309,25 +208,23 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
             high[i] *= g[i % 4 / 2];
         }
     }
-    store_item<Tokens>(p, item, warpgroup, low, high);
+    store_item<Form, Tokens>(p, item, warpgroup, low, high);
 }
 
 template <Packing P, class Shared>
 __device__ __forceinline__ void multiply_by_need(const Problem& p, Shared& s, const Item& item, int warpgroup,
                                                  Turn<Shared::stages>& turn) {
-    if (item.tokens <= 16) {
-        multiply_item<P, 16>(p, s, item, warpgroup, turn);
-    } else if (item.tokens <= 32) {
+    if (item.tokens <= 32) {
         multiply_item<P, 32>(p, s, item, warpgroup, turn);
     } else {
-        multiply_item<P, 64>(p, s, item, warpgroup, turn);
+        multiply_item<P, Form::most_tokens>(p, s, item, warpgroup, turn);
     }
 }
 
 #endif
 
 template <Packing Experts, Packing Dense>
-__global__ void __launch_bounds__(item_threads, 1)
+__global__ void __launch_bounds__(Form::threads, 1)
     sm90_packed_experts_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t memory[];
@@ -337,30 +234,30 @@ __global__ void __launch_bounds__(item_threads, 1)
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {
         for (int i = 0; i < stages; ++i) {
-            barrier_init(&s.full[i], 1 + token_copiers);
-            barrier_init(&s.empty[i], 8);
+            barrier_init(&s.full[i], 2 + token_copiers);  // the two copiers of weights and those of tokens
+            barrier_init(&s.empty[i], 4 * Form::warpgroups);
         }
-        init_item_slots(s.items);
+        init_item_slots<Form>(s.items, 1);
         barrier_init_done();
-        ask_for_weights<Experts, Dense>(p);
+        ask_for_weights<Shared>(p);
     }
     begin_kernel();
-    count_items(p, s.items);
+    count_items<Form>(p, s.items);
     if (t >= 128) {
-        take_registers<224>();
-        multiply_items<stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
+        take_registers<152>();
+        multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
             if (Experts == Dense || item.group > 0) {
                 multiply_by_need<Experts>(p, s, item, warpgroup, turn);
             } else {
-                multiply_item<Dense, 64>(p, s, item, warpgroup, turn);  // every row is a token
+                multiply_item<Dense, Form::most_tokens>(p, s, item, warpgroup, turn);  // every row is a token
             }
         });
     } else {
         give_registers<56>();
-        if (t == 0) {
-            copy_weights<Experts, Dense>(p, s);
-        } else if (t >= 64) {
-            copy_tokens<stages>(p, s, t - 64);
+        if (t < 64) {
+            copy_weights(p, s);
+        } else {
+            copy_tokens<Form, stages>(p, s, t - 64);
         }
     }
 #endif
@@ -369,10 +266,11 @@ __global__ void __launch_bounds__(item_threads, 1)
 template <Packing Experts, Packing Dense>
 void run_packed(Context& c, const Problem& p) {
     auto* kernel = sm90_packed_experts_kernel<Experts, Dense>;
-    constexpr int bytes = static_cast<int>(sizeof(Ring<Experts, Dense>)) + 1024;
-    static_assert(bytes <= shared_bytes && Ring<Experts, Dense>::stages >= 4);
+    using Shared = Ring<Experts, Dense>;
+    constexpr int bytes = static_cast<int>(sizeof(Shared)) + 1024;
+    static_assert(bytes <= shared_bytes && Shared::stages >= 4);
     c.check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "the experts");
-    launch(c, "the experts", kernel, static_cast<unsigned>(c.multiprocessors()), item_threads, bytes, p);
+    launch(c, "the experts", kernel, static_cast<unsigned>(c.multiprocessors()), Form::threads, bytes, p);
 }
 
 }  // namespace
