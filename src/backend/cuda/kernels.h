@@ -144,7 +144,8 @@ void multiply_any(Context&, Element x_type, const void* x, std::int64_t rows, co
 void multiply_mma(Context&, const void* x, std::int64_t rows, const DeviceMatrix& weight, bool by_rows,
                   const Groups&, std::int64_t parts, Element out_type, void* out);
 
-// --- Hopper
+// --- Hopper. These read weights before the kernel before them is over: after a kernel that writes weights,
+// nothing_early() of the context is called.
 bool hopper_kernels_compiled();
 bool load_tensor_map_encoder();  // asks the driver; false: too old
 bool sm90_fits(const void* x, const DeviceMatrix& weight);
@@ -174,11 +175,11 @@ struct Places {
     std::uint32_t* masks = nullptr;   // [most_mask_words]: zero before and after
 };
 inline constexpr std::int64_t most_mask_words = 4096;  // rows of an expert as bits, 32 to a word
-// Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row; then the order of
-// the pairs.
 // The order alone, of choices made elsewhere.
 void sort_pairs(Context&, const std::int32_t* ids, std::int64_t rows, std::int64_t k, std::int64_t experts,
                 const Places& places);
+// Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row; then the order of
+// the pairs.
 void choose_experts(Context&, Element, const float* sums, std::int64_t parts, const float* per_expert_scale,
                     std::int64_t rows, std::int64_t experts, std::int64_t k, std::int32_t* ids,
                     float* weights, float* probabilities, const Places& places);
