@@ -17,7 +17,7 @@ namespace dgemma::backend::cuda {
 namespace {
 
 constexpr int experts = 128;
-constexpr int rows_of_cluster = 16, blocks = 8, rows_of_block = rows_of_cluster / blocks;
+constexpr int rows_of_cluster = 16, blocks = 8;
 constexpr int most_clusters = 24;        // that run at a time for certain, two blocks to a multiprocessor
 constexpr int pad = 8;                   // elements after a row in shared memory
 constexpr int sum_stride = experts + 4;  // floats
@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(choose_threads) sm90_router_kernel(RouterProbl
     bf16* weight = a + rows_of_cluster * stride;  // [experts, stride]
     const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32, rank = cluster_rank();
     const int first_k = rank * p.share;
+    constexpr int rows_of_block = rows_of_cluster / blocks;
     allow_next_kernel();
 
     const int pieces = p.share / 8;  // of 16 bytes in a row
