@@ -1,11 +1,13 @@
 #include "cli/interrupt.h"
 
 #include <csignal>
-#include <initializer_list>
 
 namespace dgemma::cli {
 
 namespace {
+
+// The third is a terminal that was closed.
+constexpr int asked_to_stop[] = {SIGINT, SIGTERM, SIGHUP};
 
 std::atomic<bool> wanted{false};
 std::atomic<int> signal_seen{SIGINT};
@@ -23,13 +25,13 @@ extern "C" void on_signal(int number) {
 InterruptGuard::InterruptGuard() {
     wanted.store(false);
     // What started us may have asked for a signal to be ignored, as nohup and background jobs of scripts do.
-    for (const int number : {SIGINT, SIGTERM}) {
+    for (const int number : asked_to_stop) {
         if (std::signal(number, on_signal) == SIG_IGN) std::signal(number, SIG_IGN);
     }
 }
 
 InterruptGuard::~InterruptGuard() {
-    for (const int number : {SIGINT, SIGTERM}) {
+    for (const int number : asked_to_stop) {
         if (std::signal(number, SIG_DFL) == SIG_IGN) std::signal(number, SIG_IGN);
     }
 }

@@ -5,7 +5,7 @@
 
 namespace dgemma::cli {
 
-// While one lives, the first SIGINT or SIGTERM sets the flag and lets the work end in order; the second one
+// While one lives, the first SIGINT, SIGTERM or SIGHUP sets the flag and lets the work end in order; the second one
 // ends the process at once, as the signal would have without us. One at a time.
 class InterruptGuard {
   public:
@@ -16,7 +16,7 @@ class InterruptGuard {
 
     [[nodiscard]] const std::atomic<bool>& flag() const;
 
-    // The exit code of a process that ended for the signal that came: 130 for SIGINT, 143 for SIGTERM.
+    // The exit code of a process that ended for the signal that came: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP.
     [[nodiscard]] int exit_code() const;
 };
 

@@ -94,6 +94,7 @@ engine::SchedulerOptions scheduler_options(const Arguments& arguments, const Nam
     out.model_name = model.path.string();
     out.version = DGEMMA_VERSION;
     if (arguments.on(Flag::stats)) out.log = log;
+    out.warn = log;
     return out;
 }
 

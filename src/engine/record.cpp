@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,6 +31,13 @@ void append_text(std::string& out, std::string_view text) {
         }
     }
     out += '"';
+}
+
+// -0 without a point would be read back as a whole number, which has no sign to keep.
+template <class Number>
+std::string number_json(Number value) {
+    if (!std::isfinite(value)) return "null";
+    return value == 0 && std::signbit(value) ? "-0.0" : fmt::format("{}", value);
 }
 
 // Where the last complete line of a file ends. -1: the system refused.
@@ -63,6 +71,12 @@ Result<std::unique_ptr<RecordFile>> RecordFile::open(const std::filesystem::path
     struct stat facts {};
     // A pipe or a terminal has no end to look at.
     if (fstat(descriptor, &facts) == 0 && S_ISREG(facts.st_mode)) {
+        // Two runs that write by turns would leave a record that neither's replay can follow.
+        if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            return Error{ErrorKind::io,
+                         fmt::format("the record {} is being written by another process: name another file",
+                                     file.string())};
+        }
         const std::int64_t end = end_of_lines(descriptor);
         if (end < 0 || ftruncate(descriptor, end) != 0) return refused(file);
     }
@@ -108,13 +122,9 @@ JsonLine& JsonLine::add(std::string_view key, std::uint64_t value) {
     return add_json(key, fmt::format_int(value).c_str());
 }
 
-JsonLine& JsonLine::add(std::string_view key, float value) {
-    return add_json(key, std::isfinite(value) ? fmt::format("{}", value) : "null");
-}
+JsonLine& JsonLine::add(std::string_view key, float value) { return add_json(key, number_json(value)); }
 
-JsonLine& JsonLine::add(std::string_view key, double value) {
-    return add_json(key, std::isfinite(value) ? fmt::format("{}", value) : "null");
-}
+JsonLine& JsonLine::add(std::string_view key, double value) { return add_json(key, number_json(value)); }
 
 JsonLine& JsonLine::add(std::string_view key, std::span<const std::int32_t> ids) {
     name(key);

@@ -281,10 +281,18 @@ void Reply::judge(Block& block, int commit_length) const {
 void Reply::find_stop(Block& block) const {
     std::vector<std::int32_t> reply = delivered_;
     const std::vector<std::int32_t>& stops = setup_.stop_ids;
+    const auto stops_at = [&](std::int32_t id) {
+        return std::find(stops.begin(), stops.end(), id) != stops.end();
+    };
+    // A canvas is filled up behind the end of a reply. Where nothing but stop ids follows, an open quote was
+    // forgotten: as content they would go on, block after block, to the end of the context.
+    const auto filling = static_cast<std::size_t>(
+        std::find_if_not(block.ids.rbegin(), block.ids.rend(), stops_at).base() - block.ids.begin());
+    const std::size_t filled_from = block.ids.size() - filling >= 2 ? filling : block.ids.size();
     for (std::size_t i = 0; i < block.ids.size(); ++i) {
-        if (std::find(stops.begin(), stops.end(), block.ids[i]) != stops.end()) {
-            const bool content =
-                options_.guards.tool_aware_stop && request_.inside_quote && request_.inside_quote(reply);
+        if (i == filled_from || stops_at(block.ids[i])) {
+            const bool content = i != filled_from && options_.guards.tool_aware_stop &&
+                                 request_.inside_quote && request_.inside_quote(reply);
             if (!content) {
                 block.stop = i;
                 return;

@@ -133,7 +133,8 @@ void Scheduler::Shared::own() {
                            --admitted;
                        }},
                   record.get());
-    int known = 0;        // requests the runner has been given and has not ended
+    int known = 0;  // requests the runner has been given and has not ended
+    bool told_of_record = false;
     bool rested = false;  // nobody has asked for a while
     for (;;) {
         std::vector<Arrival> arrivals;
@@ -159,6 +160,10 @@ void Scheduler::Shared::own() {
             runner.fail_all(thrown_error());
         }
 
+        if (record != nullptr && record->broken() && !std::exchange(told_of_record, true) && options.warn) {
+            options.warn(
+                "the record cannot be written any more and ends here; requests are answered as before");
+        }
         const SchedulerStats& stats = runner.stats();
         std::unique_lock lock(mutex);
         unfinished -= known - (stats.queued + stats.running);

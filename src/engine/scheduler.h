@@ -48,6 +48,9 @@ struct SchedulerOptions {
     // One sentence for each conversation that is evicted and each prompt that must be encoded anew although
     // a conversation shares it, with the reason. Called on the owner thread; must not block.
     std::function<void(std::string_view)> log;
+    // One sentence where the scheduler goes on without something it was asked for: the record cannot be
+    // written any more. As log otherwise.
+    std::function<void(std::string_view)> warn;
 };
 
 struct StartEvent {

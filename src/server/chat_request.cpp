@@ -96,7 +96,7 @@ std::optional<ApiError> read_chat(const Value& body, bool lenient, GenerationReq
     fields.never("prediction", "every reply is denoised from noise");
     fields.never("functions", "they are the predecessor of tools");
     fields.never("function_call", "it is the predecessor of tool_choice");
-    fields.never("web_search_options", "there is no web search");
+    fields.never("web_search_options", "there is no web search", true);
     const Value* messages = fields.take("messages");
     const Value* tools = fields.list("tools");
     const Value* choice = fields.take("tool_choice");
@@ -150,7 +150,7 @@ std::optional<ApiError> read_completion(const Value& body, bool lenient, Generat
     out.max_tokens = static_cast<int>(fields.whole("max_tokens", 1, most_tokens).value_or(0));
     fields.neutral("best_of", {"1"});
     fields.neutral("echo", {"false"});
-    fields.neutral("logprobs", {"0", "false"});
+    fields.neutral("logprobs", {"false"});  // 0 asks for that of each token
     fields.neutral("suffix", {R"("")"});
     const Value* prompt = fields.take("prompt");
     fields.finish();

@@ -99,7 +99,7 @@ std::optional<double> Fields::real(std::string_view name, double least, double m
     const Value* value = take(name);
     if (value == nullptr) return std::nullopt;
     const std::optional<double> out = number_of(*value);
-    if (out && *out >= least && *out <= most) return out;
+    if (out && *out >= least && *out <= most) return *out + 0.0;  // -0 as 0
     complaint_.refuse(path_of(name), fmt::format("{} must be a number from {} to {}, not {}.", path_of(name),
                                                  least, most, shown(*value)));
     return std::nullopt;
@@ -141,9 +141,9 @@ void Fields::neutral(std::string_view name, std::initializer_list<std::string_vi
                                                  path_of(name), words, shown(*value)));
 }
 
-void Fields::never(std::string_view name, std::string_view why) {
+void Fields::never(std::string_view name, std::string_view why, bool even_empty) {
     const Value* value = take(name);
-    if (value == nullptr || is_empty(*value)) return;
+    if (value == nullptr || (!even_empty && is_empty(*value))) return;
     complaint_.cannot(path_of(name), fmt::format("{} cannot be honoured: {}.", path_of(name), why));
 }
 

@@ -48,8 +48,9 @@ class Fields {
     // honoured otherwise.
     void neutral(std::string_view name, std::initializer_list<std::string_view> values);
 
-    // A field that cannot be honoured at all. Empty objects and lists count as nothing.
-    void never(std::string_view name, std::string_view why);
+    // A field that cannot be honoured at all. Empty objects and lists count as nothing, unless they mean
+    // something, too (even_empty).
+    void never(std::string_view name, std::string_view why, bool even_empty = false);
 
     // Complains of names that nobody asked for. Call last.
     void finish();

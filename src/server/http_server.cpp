@@ -161,7 +161,9 @@ Status Server::bind_to(const addrinfo& address) {
 }
 
 Status Server::open() {
-    std::signal(SIGPIPE, SIG_IGN);  // a client that is gone is an error of write, not the end of us
+    // A client that is gone and a record at the limit of a file's size are errors of write, not the end of
+    // us.
+    for (const int number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;

@@ -67,6 +67,7 @@ constexpr Number numbers[] = {
      [](const Stats& s) { return double(s.running); }},
     {"conversations", "gauge", "conversations whose keys and values are held",
      [](const Stats& s) { return double(s.conversations); }},
+    {"recording", "gauge", "1 while --record writes", [](const Stats& s) { return double(s.recording); }},
     {"cache_bytes", "gauge", "keys and values held", [](const Stats& s) { return double(s.cache_bytes); }},
     {"reserved_bytes", "gauge", "what running requests may grow to",
      [](const Stats& s) { return double(s.reserved_bytes); }},

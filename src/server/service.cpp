@@ -273,6 +273,13 @@ void Service::on_request(std::shared_ptr<HttpExchange> exchange, HttpRequest req
     }
     if (request.method != "POST") return answer_get(exchange, request);
     const Route& route = *route_of(request.path);
+    const std::string_view encoding = request.header("content-encoding").value_or("identity");
+    if (encoding != "identity" && !encoding.empty()) {
+        return answer(exchange, route.path, route.api,
+                      ApiError{.status = 415,
+                               .code = "unsupported_content_encoding",
+                               .message = "A body comes as it is here: leave Content-Encoding out."});
+    }
     if (const auto problem = unready()) return answer(exchange, route.path, route.api, *problem);
     const bool counts = route.path == "/v1/messages/count_tokens";
     if (route.api != Api::own && !counts)

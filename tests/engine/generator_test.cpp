@@ -176,6 +176,19 @@ TEST_F(GeneratorTest, AStopIdInsideAQuoteIsContent) {
     EXPECT_EQ(end.stats.blocks[0].guards, std::vector<std::string>{"tool_aware_stop"});
 }
 
+// A quote that the model forgot to close would make content of every stop id, block after block.
+TEST_F(GeneratorTest, StopIdsUpToTheEndOfACanvasEndTheReplyInsideAQuoteToo) {
+    Collect whole;
+    const engine::EndEvent known = run(request(), whole);
+    engine::Request r = request();
+    r.inside_quote = [](std::span<const std::int32_t>) { return true; };
+    Collect sink;
+    const engine::EndEvent end = run(r, sink);
+    EXPECT_EQ(sink.ids, whole.ids);
+    EXPECT_EQ(end.stop_id, known.stop_id);
+    EXPECT_EQ(end.stats.blocks.size(), 1u);
+}
+
 TEST_F(GeneratorTest, PinnedPositionsAreFedAndCommitted) {
     engine::Request r = request();
     r.pins = {{0, ids_of("Paris").at(0)}, {5, 777}};

@@ -2,6 +2,7 @@
 #include "engine/record.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <sstream>
 
@@ -258,12 +259,25 @@ TEST(RecordFile, SaysWhyItCannotBeWritten) {
     }
 }
 
+TEST(RecordFile, IsWrittenByOneAtATime) {
+    const ScratchDir directory;
+    const auto file = directory.path() / "record";
+    auto first = engine::RecordFile::open(file);
+    ASSERT_TRUE(first.ok());
+    const auto second = engine::RecordFile::open(file);
+    ASSERT_FALSE(second.ok());
+    EXPECT_NE(second.error().message.find("another process"), std::string::npos) << second.error().message;
+    first.value().reset();
+    EXPECT_TRUE(engine::RecordFile::open(file).ok());
+}
+
 TEST(JsonLine, EscapesAndRoundTrips) {
     engine::JsonLine line;
     const Ids ids = {-1, 0, 262143};
     line.add("a\"b", "x\\\n\x01\xc3\xa4")
         .add("f", 0.1f)
         .add("d", 0.1)
+        .add("below", -0.0)
         .add("inf", std::numeric_limits<float>::infinity())
         .add("u", std::uint64_t{18446744073709551615u})
         .add("ids", ids)
@@ -272,6 +286,7 @@ TEST(JsonLine, EscapesAndRoundTrips) {
     EXPECT_EQ(json["a\"b"], "x\\\n\x01\xc3\xa4");
     EXPECT_EQ(json["f"].get<float>(), 0.1f);
     EXPECT_EQ(json["d"].get<double>(), 0.1);
+    EXPECT_TRUE(std::signbit(json["below"].get<double>()));
     EXPECT_TRUE(json["inf"].is_null());
     EXPECT_EQ(json["u"].get<std::uint64_t>(), 18446744073709551615u);
     EXPECT_EQ(json["ids"].get<Ids>(), ids);

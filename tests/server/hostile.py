@@ -87,6 +87,13 @@ def _():
         assert client.recv(100).startswith(b"HTTP/1.1 413")
 
 
+@check("bodies that are packed")
+def _():
+    said = raw(post_bytes(b"{}", extra="Content-Encoding: gzip\r\n"))
+    assert said.startswith(b"HTTP/1.1 415") and b"Content-Encoding" in said, said[:200]
+    assert raw(post_bytes(b"{}", extra="Content-Encoding: identity\r\n")).startswith(b"HTTP/1.1 400")
+
+
 @check("bytes that are not UTF-8")
 def _():
     bad = b'{"model":"demo","messages":[{"role":"user","content":"What is \xff\xfe\xed\xa0\x80 \\ud800 the capital of France?"}]}'

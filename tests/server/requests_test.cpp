@@ -1,3 +1,4 @@
+#include <cmath>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -82,12 +83,14 @@ TEST(ChatRequest, AcceptsWhatChangesNothing) {
     // The most probable token is the most probable token, whatever else is filtered.
     EXPECT_EQ(chat(R"("top_p":0.9,"top_k":40)").field(), "none");
     EXPECT_EQ(chat(R"("temperature":0.7,"top_k":1)").request.temperature, 0);
+    EXPECT_FALSE(std::signbit(chat(R"("temperature":-0.0)").request.temperature));
 }
 
 TEST(ChatRequest, NamesWhatItCannotHonour) {
     for (const auto& [fields, field] : std::vector<std::pair<std::string, std::string>>{
              {R"("n":2)", "n"},
              {R"("logprobs":true)", "logprobs"},
+             {R"("web_search_options":{})", "web_search_options"},  // which asks for it
              {R"("top_logprobs":3)", "top_logprobs"},
              {R"("presence_penalty":0.5)", "presence_penalty"},
              {R"("logit_bias":{"5":1})", "logit_bias"},
