@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "server/common_fields.h"
+#include "text/utf8.h"
 
 namespace dgemma::server {
 
@@ -41,6 +42,12 @@ constexpr std::ptrdiff_t most_commas = 1'000'000;
 Result<Value> parse_body(std::string_view body) {
     if (std::count(body.begin(), body.end(), ',') > most_commas)
         return Error{ErrorKind::invalid, "The body holds more than a million values; send less at once."};
+    // JSON is UTF-8 (RFC 8259, 8.1); what is read instead would not be what the client means. An escaped lone
+    // surrogate, which clients make when they cut a text, is U+FFFD.
+    if (!text::is_valid_utf8(body)) {
+        return Error{ErrorKind::invalid,
+                     "The body is not valid UTF-8, as JSON has to be; encode its text as UTF-8."};
+    }
     return text::parse_json(body, "the body");
 }
 

@@ -96,9 +96,17 @@ def _():
 
 @check("bytes that are not UTF-8")
 def _():
-    bad = b'{"model":"demo","messages":[{"role":"user","content":"What is \xff\xfe\xed\xa0\x80 \\ud800 the capital of France?"}]}'
-    said = raw(post_bytes(bad))
-    assert said.startswith(b"HTTP/1.1 200"), said[:100]  # read as U+FFFD
+    for bad in (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"):
+        for path, body in (("/v1/chat/completions", b'{"model":"demo","messages":[{"role":"user","content":"a%sb"}]}'),
+                           ("/v1/messages", b'{"model":"demo","max_tokens":9,"messages":[{"role":"user","content":"a%sb"}]}'),
+                           ("/v1/responses", b'{"model":"demo","input":"a%sb"}'), ("/v1/completions", b'{"model":"demo","prompt":"a%sb"}'),
+                           ("/v1/messages/count_tokens", b'{"model":"demo","messages":[{"role":"user","content":"a%sb"}]}'),
+                           ("/tokenize", b'{"content":"a%sb"}')):
+            said = raw(post_bytes(body % bad, path))
+            assert said.startswith(b"HTTP/1.1 400") and b"UTF-8" in said, (path, bad, said[:300])
+            said.decode("utf-8")
+    said = raw(post_bytes(b'{"model":"demo","messages":[{"role":"user","content":"What is \\ud800 the capital of France?"}]}'))
+    assert said.startswith(b"HTTP/1.1 200"), said[:100]  # a lone surrogate is read as U+FFFD
     said.decode("utf-8")
 
 
