@@ -5,8 +5,8 @@
 
 namespace dgemma::cli {
 
-// While one lives, the first SIGINT, SIGTERM or SIGHUP sets the flag and lets the work end in order; the second one
-// ends the process at once, as the signal would have without us. One at a time.
+// While one lives, the first SIGINT, SIGTERM or SIGHUP sets the flag and lets the work end in order; the
+// second one ends the process at once, as the signal would have without us. One at a time.
 class InterruptGuard {
   public:
     InterruptGuard();
@@ -16,7 +16,8 @@ class InterruptGuard {
 
     [[nodiscard]] const std::atomic<bool>& flag() const;
 
-    // The exit code of a process that ended for the signal that came: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP.
+    // The exit code of a process that ended for the signal that came: 130 for SIGINT, 143 for SIGTERM, 129
+    // for SIGHUP.
     [[nodiscard]] int exit_code() const;
 };
 
