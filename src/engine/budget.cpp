@@ -30,8 +30,8 @@ Result<Budget> plan_budget(int prompt_tokens, int wanted, int canvas, bool shrin
             ErrorKind::context_length,
             fmt::format(
                 "the prompt has {} tokens, and with a canvas of {} that is more than the context of {}: "
-                "shorten the prompt, take a smaller canvas with --canvas-length or raise the context with "
-                "--ctx",
+                "shorten the prompt, take a smaller canvas (--canvas-length; of a server's request "
+                "diffusion.canvas_length) or raise the context with --ctx",
                 prompt_tokens, smallest, context)};
     }
     if (wanted == 0) {
@@ -46,7 +46,8 @@ Result<Budget> plan_budget(int prompt_tokens, int wanted, int canvas, bool shrin
             fmt::format(
                 "{} tokens of reply take up {} positions in whole canvases of {}, and with a prompt of {} "
                 "tokens that is more than the context of {}: ask for at most {} tokens, shorten the "
-                "prompt, take a smaller canvas with --canvas-length or raise the context with --ctx",
+                "prompt, take a smaller canvas (--canvas-length; of a server's request "
+                "diffusion.canvas_length) or raise the context with --ctx",
                 wanted, positions, canvas, prompt_tokens, context,
                 std::max(left / canvas * canvas, smallest))};
     }

@@ -12,7 +12,8 @@ Result<std::unique_ptr<backend::Logits>> LogitsPool::take(std::int64_t rows) {
         auto made = backend_.make_logits(rows, vocabulary_);
         if (made || made.error().kind != ErrorKind::io) return made;
         Error error = std::move(made).error();
-        error.message += ": take a smaller canvas with --canvas-length";
+        error.message +=
+            ": take a smaller canvas (--canvas-length; of a server's request diffusion.canvas_length)";
         return error;
     }
     std::unique_ptr<backend::Logits> logits = std::move(*found);

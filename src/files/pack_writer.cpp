@@ -141,13 +141,15 @@ Status check_room(const fs::path& parent, std::uint64_t needed) {
     if (info.f_blocks == 0) return {};                     // a file system that does not count
     const std::uint64_t free = std::uint64_t{info.f_bavail} * info.f_frsize;
     if (free >= needed) return {};
-    constexpr double gigabyte = 1e9;
+    const bool small = needed < 1'000'000'000;
+    const double unit = small ? 1e6 : 1e9;
+    const char* const name = small ? "MB" : "GB";
     return Error{
         ErrorKind::io,
-        fmt::format("The pack needs {:.1f} GB and the disk of {} has {:.1f} GB free; make room or give "
+        fmt::format("The pack needs {:.1f} {} and the disk of {} has {:.1f} {} free; make room or give "
                     "another place with -o.",
-                    static_cast<double>(needed) / gigabyte, quote(parent.native()),
-                    static_cast<double>(free) / gigabyte)};
+                    static_cast<double>(needed) / unit, name, quote(parent.native()),
+                    static_cast<double>(free) / unit, name)};
 }
 
 }  // namespace
