@@ -250,20 +250,30 @@ def _():
     wanted = min(10000, hard - 200)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20000), hard))
     clients = []
+
+    def seconds(act):
+        times = []
+        for _ in range(5):
+            start = time.monotonic()
+            act()
+            times.append(time.monotonic() - start)
+        return min(times)
+
+    def health():
+        assert server.get("/health")[0] == 200
+
+    def ask():
+        assert server.chat(question) == answer
+
+    before = seconds(health), seconds(ask)
     try:
         for _ in range(wanted):
             clients.append(server.connect())
-        for _ in range(5):
-            start = time.monotonic()
-            assert server.get("/health")[0] == 200
-            assert time.monotonic() - start < 1
-        times = []
-        for _ in range(3):
-            start = time.monotonic()
-            assert server.chat(question) == answer
-            times.append(time.monotonic() - start)
-        print(f"        {len(clients)} connections; a request took {min(times):.2f} to {max(times):.2f} s")
-        assert min(times) < 1, times
+        beside = seconds(health), seconds(ask)
+        print(f"        {len(clients)} connections; a request took {beside[1]:.2f} s, and {before[1]:.2f} s without them")
+        # On this machine as it is now, with sanitizers or without: what a client sees is hardly more.
+        for alone, now in zip(before, beside):
+            assert now < 3 * alone + 0.2, (before, beside)
         assert server.metric("http_connections") > wanted * 0.9 or hard < 11000
     finally:
         for client in clients:
