@@ -207,7 +207,7 @@ void run_demo_traces(const Golden& golden, backend::Precision precision,
     EXPECT_EQ(runs, expected_runs);
 }
 
-TEST(FreeRun, DemoTracesF32) {
+TEST(FreeRun, DemoTracesF32Heavy) {
     run_demo_traces(
         Golden(*golden_dir("demo-traces"), "f32"), backend::Precision::f32, [](auto&, int) { return true; },
         14);

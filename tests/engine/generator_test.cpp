@@ -90,7 +90,7 @@ TEST_F(GeneratorTest, MaxTokensIsExact) {
     }
 }
 
-TEST_F(GeneratorTest, SameSeedSameIdsWithAnyNumberOfThreads) {
+TEST_F(GeneratorTest, SameSeedSameIdsWithAnyNumberOfThreadsHeavy) {
     const files::Checkpoint checkpoint = files::Checkpoint::open(demo_dir()).value();
     std::vector<std::vector<std::int32_t>> seen;
     for (const int threads : {1, 2, 5}) {
@@ -117,7 +117,7 @@ TEST_F(GeneratorTest, SameSeedSameIdsWithAnyNumberOfThreads) {
 }
 
 // Known bug D12, D39: nothing of an earlier request is left.
-TEST_F(GeneratorTest, ARequestDoesNotDependOnWhatRanBefore) {
+TEST_F(GeneratorTest, ARequestDoesNotDependOnWhatRanBeforeHeavy) {
     Collect cold, warm, other;
     engine::Request r = request("Sort: 5 3 9 1.");
     run(r, cold);

@@ -16,12 +16,20 @@ thread_local std::int64_t allocations_left = -1;
 
 }  // namespace
 
-// Of the whole test program; the other forms come here.
+// Of the whole test program. The other forms come here, if not those of a sanitizer, whose memory `delete`
+// would then get from the form without an exception.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
     if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
     void* memory = std::malloc(bytes == 0 ? 1 : bytes);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    try {
+        return ::operator new(bytes);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
