@@ -290,7 +290,7 @@ void Reply::find_stop(Block& block) const {
         std::find_if_not(block.ids.rbegin(), block.ids.rend(), stops_at).base() - block.ids.begin());
     const std::size_t filled_from = block.ids.size() - filling >= 2 ? filling : block.ids.size();
     for (std::size_t i = 0; i < block.ids.size(); ++i) {
-        if (i == filled_from || stops_at(block.ids[i])) {
+        if (stops_at(block.ids[i])) {
             const bool content = i != filled_from && options_.guards.tool_aware_stop &&
                                  request_.inside_quote && request_.inside_quote(reply);
             if (!content) {

@@ -14,24 +14,16 @@ server = server_process.Server(sys.argv[1], sys.argv[2])
 question, answer = "What is the capital of France?", "The capital of France is Paris."
 slow = {"messages": [{"role": "user", "content": "Tell a story about a frog named Vera."}], "model": "demo",
         "diffusion": {"steps": 10000, "entropy_bound": 1e-9, "confidence_threshold": 1e-9}}
-failures = 0
 ended = False
 
 
-def check(name):
-    def run(test):
-        global failures
-        start = time.monotonic()
-        try:
-            test()
-            if not ended:
-                assert server.process.poll() is None, "the server is gone:\n" + server.said()[-3000:]
-                assert server.chat(question) == answer, "another client noticed"
-            print(f"ok      {name} ({time.monotonic() - start:.1f} s)", flush=True)
-        except Exception as problem:  # one failed check must not hide the others
-            failures += 1
-            print(f"FAILED  {name}: {type(problem).__name__}: {problem}", flush=True)
-    return run
+def still_well():
+    if not ended:
+        assert server.process.poll() is None, "the server is gone:\n" + server.said()[-3000:]
+        assert server.chat(question) == answer, "another client noticed"
+
+
+check = server_process.Checks(still_well)
 
 
 def raw(data, half_close=False, timeout=30):
@@ -298,4 +290,4 @@ def _():
     assert said == b"" or b"[DONE]" in said or b" 503 " in said, said[-300:]
 
 
-sys.exit(1 if failures else 0)
+sys.exit(1 if check.failures else 0)

@@ -9,6 +9,26 @@ import tempfile
 import time
 
 
+class Checks:
+    """A decorator that runs a check at once and tells how it went: @checks("what it is about"). also: asserted behind each."""
+
+    def __init__(self, also=lambda: None):
+        self.also = also
+        self.failures = 0
+
+    def __call__(self, name):
+        def run(test):
+            start = time.monotonic()
+            try:
+                test()
+                self.also()
+                print(f"ok      {name} ({time.monotonic() - start:.1f} s)", flush=True)
+            except Exception as problem:  # one failed check must not hide the others
+                self.failures += 1
+                print(f"FAILED  {name}: {type(problem).__name__}: {problem}", flush=True)
+        return run
+
+
 class Server:
     def __init__(self, binary, source, *flags):
         self.log = tempfile.NamedTemporaryFile(prefix="dgemma-server-", suffix=".log")

@@ -17,20 +17,7 @@ import server_process
 binary, source = sys.argv[1], sys.argv[2]
 weather = {"type": "function", "function": {"name": "get_weather", "description": "Get the weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string", "description": "The city"}}, "required": ["city"]}}}
-failures = 0
-
-
-def check(name):
-    def run(test):
-        global failures
-        start = time.monotonic()
-        try:
-            test()
-            print(f"ok      {name} ({time.monotonic() - start:.1f} s)", flush=True)
-        except Exception as problem:  # one failed check must not hide the others
-            failures += 1
-            print(f"FAILED  {name}: {type(problem).__name__}: {problem}", flush=True)
-    return run
+check = server_process.Checks()
 
 
 def chat(server, messages, **fields):
@@ -188,4 +175,4 @@ def _():
         assert report["same"] and report["cut_off"] and report["lines"] == complete, report
 
 
-sys.exit(1 if failures else 0)
+sys.exit(1 if check.failures else 0)
