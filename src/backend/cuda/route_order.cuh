@@ -17,6 +17,16 @@ bool sorts_beside(std::int64_t rows, std::int64_t k, std::int64_t experts) {
     return rows * k <= most_pairs_beside && experts * words_of(rows) <= most_mask_words;
 }
 
+// The sum of a whole warp's values up to and with that of its lane `lane`.
+__device__ __forceinline__ int sum_up_to_lane(int value, int lane) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int left = __shfl_up_sync(0xFFFFFFFFu, value, step);
+        if (lane >= step) value += left;
+    }
+    return value;
+}
+
 // A stable counting sort by one block, for choices that are many or were made elsewhere. Each warp counts a
 // run of consecutive pairs, so that the order within an expert is the order of the rows, whatever the timing.
 // counts: [warps, experts] and [experts + 1], shared.
@@ -85,12 +95,7 @@ __device__ void sort_by_expert(const std::int32_t* ids, int pairs, int k, int ex
         int sum = 0;
         for (int e0 = 0; e0 < experts; e0 += 32) {
             const int total = e0 + lane < experts ? starts[e0 + lane] : 0;
-            int through = total;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int left = __shfl_up_sync(0xFFFFFFFFu, through, step);
-                if (lane >= step) through += left;
-            }
+            const int through = sum_up_to_lane(total, lane);
             if (e0 + lane < experts) starts[e0 + lane] = out.offsets[e0 + lane] = sum + through - total;
             sum += __shfl_sync(0xFFFFFFFFu, through, 31);
         }
@@ -168,12 +173,7 @@ __device__ void place_by_masks(const std::int32_t* ids, int pairs, int k, int ex
         int sum = 0, most = 0, used = 0;
         for (int e0 = 0; e0 < experts; e0 += 32) {
             const int total = e0 + lane < experts ? starts[e0 + lane] : 0;
-            int through = total;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int left = __shfl_up_sync(0xFFFFFFFFu, through, step);
-                if (lane >= step) through += left;
-            }
+            const int through = sum_up_to_lane(total, lane);
             if (e0 + lane < experts) starts[e0 + lane] = out.offsets[e0 + lane] = sum + through - total;
             sum += __shfl_sync(0xFFFFFFFFu, through, 31);
             most = max(most, total);
