@@ -229,15 +229,16 @@ void Bpe::merge_in_windows(std::span<const std::int32_t> symbols, Workspace& wor
             length = window_;
             continue;
         }
-        // The window before would have ended otherwise. Both are merged again in a window of at least twice
-        // the length of either, so no symbol is merged more than O(log n) times, whatever the text.
-        const std::size_t target = 2 * std::max(now.length, kept.back().length);
+        // The window before would have ended otherwise. A window is merged again only within one of at least
+        // twice its length: no symbol is merged more than O(log n) times, and no two windows take turns for ever.
+        length = 2 * now.length;
         do {
             begin = kept.back().begin;
+            length = std::max(length, 2 * kept.back().length);
             out.resize(kept.back().out_begin);
             kept.pop_back();
-        } while (!kept.empty() && symbols.size() - begin < target);
-        length = std::max(target, now.end - begin);
+        } while (!kept.empty() && symbols.size() - begin < length);
+        length = std::max(length, window_end - begin);
     }
 }
 

@@ -81,6 +81,29 @@ TEST(Bpe, MergesAsTheNaiveRuleWhateverTheMergesAndTheWindow) {
     }
 }
 
+// Close to the end of the text a short window replaced a longer one and was replaced by it, for ever.
+TEST(Bpe, EndsWhereWindowsWouldTakeTurns) {
+    const std::vector<Merge> of_runs = {
+        {0, 0, 1, 0, 0}, {1, 1, 2, 0, 0}, {2, 2, 3, 0, 0}, {3, 2, 4, 0, 0}, {3, 3, 5, 0, 0}};
+    for (std::size_t window = 16; window < 64; ++window) {
+        Bpe bpe(of_runs.size(), window);
+        ASSERT_EQ(bpe.add(of_runs), of_runs.size());
+        for (int count = 0; count < 300; ++count) {
+            Ids out;
+            bpe.encode(Ids(static_cast<std::size_t>(count), 0), out);
+            // Eights, the last of which joins a four behind it before two eights join.
+            const bool four = count % 8 >= 4, twelve = four && count >= 8;
+            const int eights = count / 8 - (twelve ? 1 : 0);
+            Ids expected(static_cast<std::size_t>(eights / 2), 5);
+            if (eights % 2 == 1) expected.push_back(3);
+            if (four) expected.push_back(twelve ? 4 : 2);
+            if (count % 4 >= 2) expected.push_back(1);
+            if (count % 2 == 1) expected.push_back(0);
+            ASSERT_EQ(out, expected) << count << " symbols in windows of " << window;
+        }
+    }
+}
+
 TEST(Bpe, AppendsToWhatIsThere) {
     Bpe bpe;
     ASSERT_EQ(bpe.add(std::vector<Merge>{{0, 1, 2, 0, 1}}), 1u);
