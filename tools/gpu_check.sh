@@ -134,8 +134,8 @@ fi
 real_shapes() { # format
     local model="$out/two-layers-$1" where
     "$dgemma" synth --preset 26b --layers 2 --logits peaked --format "$1" -o "$model" --force > "$out/synth-$1.log" 2>&1
-    timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cuda --dump "$out/verify-$1.json" > "$out/verify-$1.log" 2>&1
-    [ "$1" = bf16 ] && timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cpu --precision bf16 --dump "$out/verify-cpu.json" > "$out/verify-cpu.log" 2>&1
+    timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cuda --json > "$out/verify-$1.json" 2> "$out/verify-$1.log"
+    [ "$1" = bf16 ] && timeout 300 "$dgemma" verify -m "$model" --layers 2 --device cpu --precision bf16 --json > "$out/verify-cpu.json" 2> "$out/verify-cpu.log"
     rm -rf "$model"
     say "real shapes $(printf %-8s "$1") $(python3 - "$out/verify-$1.json" "$out/verify-cpu.json" <<'PY'
 import json, sys

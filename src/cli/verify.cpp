@@ -1,8 +1,11 @@
-// `verify`: does a device compute what the CPU computes, stage by stage?
+// `verify`: does a device compute what the CPU computes, stage by stage; and the published model what is
+// published of it?
 #include "engine/verify.h"
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -12,6 +15,9 @@
 #include "cli/generation_flags.h"
 #include "cli/model_choice.h"
 #include "cli/verbs.h"
+#include "engine/published.h"
+#include "files/mapping.h"
+#include "files/safetensors_writer.h"
 
 namespace dgemma::cli {
 
@@ -60,37 +66,185 @@ void print_text(const engine::Verification& v, bool scalar, std::ostream& out) {
     }
 }
 
+// What was found out about the published numbers.
+struct Published {
+    std::vector<engine::PromptComparison> prompts;
+    const engine::PublishedLogits* logits = nullptr;  // null: none are published of so many layers
+    std::optional<engine::LogitComparison> comparison;
+    std::vector<std::string> notes;  // why something was not compared
+};
+
+std::string text_of(const engine::PromptComparison& prompt) {
+    if (prompt.equal()) return fmt::format("{} ids, equal", prompt.want.size());
+    const std::size_t at = prompt.first_difference();
+    const auto id = [&](const auto& ids) { return at < ids.size() ? std::to_string(ids[at]) : "the end"; };
+    return fmt::format("differs at id {}: {}, where {} is published", at + 1, id(prompt.got),
+                       id(prompt.want));
+}
+
+std::optional<engine::LogitComparison> elsewhere(const engine::PublishedLogits& logits) {
+    if (logits.elsewhere.empty()) return std::nullopt;
+    // The rows that both have.
+    std::vector<engine::PublishedRow> rows;
+    std::vector<float> other;
+    for (const engine::PublishedRow& row : logits.elsewhere) {
+        for (const engine::PublishedRow& want : logits.rows) {
+            if (want.row == row.row) rows.push_back(want);
+        }
+        other.insert(other.end(), row.logits.begin(), row.logits.end());
+    }
+    return engine::compare_logits(other, rows);
+}
+
+nlohmann::ordered_json json_of(const engine::LogitComparison& logits) {
+    return {{"largest", logits.largest},
+            {"relative_rms_before_softcap", logits.relative_rms},
+            {"cosine_before_softcap", logits.cosine},
+            {"not_finite", logits.broken}};
+}
+
+nlohmann::ordered_json json_of(const Published& published) {
+    nlohmann::ordered_json out;
+    for (const engine::PromptComparison& prompt : published.prompts) {
+        out["prompts"].push_back({{"thinking", prompt.thinking},
+                                  {"equal", prompt.equal()},
+                                  {"ids", prompt.got},
+                                  {"published", std::vector(prompt.want.begin(), prompt.want.end())}});
+    }
+    if (published.comparison) {
+        out["logits"] = json_of(*published.comparison);
+        out["logits"]["layers"] = published.logits->layers;
+        if (const auto other = elsewhere(*published.logits))
+            out["logits"]["two_references"] = json_of(*other);
+    }
+    for (const std::string& note : published.notes) out["not_compared"].push_back(note);
+    return out;
+}
+
+void print_text(const Published& published, std::ostream& out) {
+    out << "published numbers of google/diffusiongemma-26B-A4B-it (contract/goldens.md)\n";
+    for (const engine::PromptComparison& prompt : published.prompts) {
+        out << fmt::format("  prompt, thinking {:<8}{}\n", prompt.thinking ? "on" : "off", text_of(prompt));
+    }
+    const auto line = [&](std::string_view what, const engine::LogitComparison& logits) {
+        out << fmt::format(
+            "  {:<25}largest difference {:.3g}; before the softcap relative rms {:.3g}, cosine {:.6f}{}\n",
+            what, logits.largest, logits.relative_rms, logits.cosine,
+            logits.broken > 0 ? fmt::format("; {} numbers are not finite", logits.broken) : "");
+    };
+    if (published.comparison) {
+        line(fmt::format("logits, {} layers", published.logits->layers), *published.comparison);
+        if (const auto other = elsewhere(*published.logits)) line("two of its own machines", *other);
+    }
+    for (const std::string& note : published.notes) out << "  " << note << "\n";
+    out << "  (a fine-tuned model has other weights, and differs by them)\n\n";
+}
+
+Result<Published> compare_published(const files::Checkpoint& checkpoint, const model::Config& config,
+                                    const engine::VerifyOptions& options) {
+    Published out;
+    const auto tokenizer = text::load_tokenizer_for(checkpoint.path());
+    if (tokenizer) {
+        DGEMMA_TRY(out.prompts, engine::compare_prompts(*tokenizer));
+    } else {
+        out.notes.push_back("the prompt was not compared: " + tokenizer.error().message);
+    }
+    const int layers = options.layers == 0 ? static_cast<int>(config.text.layers.size()) : options.layers;
+    out.logits = engine::published_logits(layers);
+    if (out.logits == nullptr) {
+        out.notes.push_back(
+            fmt::format("logits after {} layers are not published: --layers 6 and all layers are", layers));
+        return out;
+    }
+    options.progress(fmt::format("{} layers, for the published logits", layers));
+    const auto logits = engine::compare_with_published(checkpoint, options.device, *out.logits);
+    if (logits) {
+        out.comparison = *logits;
+    } else {
+        out.notes.push_back("the logits were not compared: " + logits.error().message);
+    }
+    return out;
+}
+
+constexpr std::string_view kFigures = "figures.json";
+
+// A directory that is not there, is empty, or holds an earlier dump.
+Status prepare_dump(const std::filesystem::path& directory) {
+    std::error_code problem;
+    std::filesystem::create_directories(directory, problem);
+    if (problem || !std::filesystem::is_directory(directory)) {
+        return Error{ErrorKind::io, fmt::format("{} cannot be made a directory; check the path.",
+                                                quote(directory.string()))};
+    }
+    if (std::filesystem::is_empty(directory, problem) || files::is_there(directory / kFigures)) return {};
+    return Error{
+        ErrorKind::usage,
+        fmt::format("{} holds other files; give --dump a directory that is to be made, or an earlier dump's.",
+                    quote(directory.string()))};
+}
+
+Status write_values(const std::filesystem::path& file, const engine::AllValues& values) {
+    std::map<std::string, files::F32Tensor> tensors;
+    for (const auto& [name, stage] : values) {
+        const auto count = static_cast<std::int64_t>(stage.values.size());
+        tensors[name] = {{stage.rows, count / std::max<std::int64_t>(1, stage.rows)}, stage.values};
+    }
+    return files::write_safetensors(file, tensors);
+}
+
+Status write_dump(const std::filesystem::path& directory, const nlohmann::ordered_json& figures,
+                  const engine::Verification& done) {
+    DGEMMA_CHECK(write_values(directory / "device.safetensors", done.device_values));
+    DGEMMA_CHECK(write_values(directory / "cpu.safetensors", done.cpu_values));
+    std::ofstream out(directory / kFigures);
+    out << figures.dump(1) << "\n";
+    if (out.flush()) return {};
+    return Error{ErrorKind::io, fmt::format("{} cannot be written; check the room on the disk.",
+                                            quote((directory / kFigures).string()))};
+}
+
 }  // namespace
 
 Result<int> run_verify(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const std::filesystem::path model, chosen_model(arguments));
     DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
+    DGEMMA_TRY(const std::string config_text, checkpoint.config_text());
+    DGEMMA_TRY(const model::Config config,
+               model::parse_config(config_text, (checkpoint.path() / "config.json").string()));
+    const auto dump = arguments.text(Flag::dump);
+    if (dump) DGEMMA_CHECK(prepare_dump(*dump));
     engine::VerifyOptions options;
     options.device = load_options(arguments);
     options.scalar = arguments.on(Flag::scalar);
     options.layers = arguments.whole_or(Flag::layers, 0);
     options.seed = arguments.whole(Flag::seed).value_or(0);
+    options.keep_values = dump.has_value();
+    const auto clear = [&] {
+        if (console.err_is_terminal) console.err << "\r\x1b[K" << std::flush;
+    };
     options.progress = [&](const std::string& what) {
         if (console.err_is_terminal) console.err << fmt::format("\r{}\x1b[K", what) << std::flush;
     };
-    const Result<engine::Verification> done = engine::verify(checkpoint, options);
-    if (console.err_is_terminal) console.err << "\r\x1b[K" << std::flush;
-    if (!done) return done.error();
-    if (const auto file = arguments.text(Flag::dump)) {
-        std::ofstream out(*file);
-        out << json_of(*done).dump(1) << "\n";
-        if (!out.flush())
-            return Error{ErrorKind::io, fmt::format("{} cannot be written; check the path.", quote(*file))};
+    std::optional<Published> published;
+    if (engine::has_published_shapes(config, checkpoint)) {
+        DGEMMA_TRY(published, compare_published(checkpoint, config, options));
+        clear();
+        if (!arguments.on(Flag::json)) print_text(*published, console.out << std::flush);
     }
+    const Result<engine::Verification> done = engine::verify(checkpoint, options);
+    clear();
+    if (!done) return done.error();
+    nlohmann::ordered_json figures = json_of(*done);
+    if (published) figures["published"] = json_of(*published);
+    if (dump) DGEMMA_CHECK(write_dump(*dump, figures, *done));
     if (arguments.on(Flag::json)) {
-        console.out << json_of(*done).dump() << "\n";
+        console.out << figures.dump() << "\n";
     } else {
         print_text(*done, options.scalar, console.out);
     }
-    for (const engine::StageDifference& d : done->stages) {
-        if (d.broken > 0) return 1;
-    }
-    return 0;
+    std::int64_t broken = published && published->comparison ? published->comparison->broken : 0;
+    for (const engine::StageDifference& d : done->stages) broken += d.broken;
+    return broken > 0 ? 1 : 0;
 }
 
 }  // namespace dgemma::cli

@@ -152,6 +152,37 @@ HeadDifference compare_heads(const char* pass, const Run& got, const Run& want, 
     return d;
 }
 
+void keep(const std::string& pass, Recorder&& recorder, std::int64_t rows, AllValues& out) {
+    for (auto& [key, values] : recorder.seen) {
+        const std::string at = key.second < 0 ? "" : fmt::format("layer_{:02}.", key.second);
+        out[fmt::format("{}.{}{}", pass, at, name_of(static_cast<Probe::Stage>(key.first)))] = {
+            rows, std::move(values)};
+    }
+}
+
+AllValues values_of(Run&& run, const VerifyOptions& options) {
+    AllValues out;
+    keep("prefill", std::move(run.prefill), options.prompt_tokens, out);
+    for (int step = 0; step < kSteps; ++step) {
+        const std::string pass = fmt::format("step_{}", step + 1);
+        const auto& stats = run.stats[step];
+        const auto rows = static_cast<std::int64_t>(stats.size());
+        StageValues argmax{rows, {}}, entropy{rows, {}};
+        for (const RowStats& row : stats) {
+            argmax.values.push_back(static_cast<float>(row.argmax));
+            entropy.values.push_back(row.entropy);
+        }
+        keep(pass, std::move(run.steps[step]), rows, out);
+        out[pass + ".argmax"] = std::move(argmax);
+        out[pass + ".entropy"] = std::move(entropy);
+        StageValues logits{static_cast<std::int64_t>(run.rows[step].size()), {}};
+        for (const auto& row : run.rows[step])
+            logits.values.insert(logits.values.end(), row.begin(), row.end());
+        out[pass + ".logits"] = std::move(logits);
+    }
+    return out;
+}
+
 Result<std::unique_ptr<Run>> run_on(const files::Checkpoint& checkpoint, LoadOptions load, int layers,
                                     const VerifyOptions& options, std::string* name, int* all_layers) {
     load.layers = layers;
@@ -195,7 +226,7 @@ Result<Verification> verify(const files::Checkpoint& checkpoint, const VerifyOpt
     DGEMMA_TRY(want, run_on(checkpoint, cpu, layers, options, nullptr, &out.all_layers));
     out.layers = std::min(layers, out.all_layers);
     tell(fmt::format("{} layers on the device", layers));
-    DGEMMA_TRY(const std::unique_ptr<Run> got,
+    DGEMMA_TRY(std::unique_ptr<Run> got,
                run_on(checkpoint, options.device, layers, options, &out.device, nullptr));
 
     compare_pass("prefill", got->prefill, want->prefill, out.stages);
@@ -203,6 +234,10 @@ Result<Verification> verify(const files::Checkpoint& checkpoint, const VerifyOpt
     for (int step = 0; step < kSteps; ++step) {
         compare_pass(names[step], got->steps[step], want->steps[step], out.stages);
         out.heads.push_back(compare_heads(names[step], *got, *want, step));
+    }
+    if (options.keep_values) {
+        out.device_values = values_of(std::move(*got), options);
+        out.cpu_values = values_of(std::move(*want), options);
     }
     return out;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,17 @@ struct VerifyOptions {
     double seconds = 60;
     int prompt_tokens = 64;
     std::uint64_t seed = 0;
+    bool keep_values = false;  // Verification::device_values and cpu_values
     std::function<void(const std::string& what)> progress;
 };
+
+// All that a side computed: "step_1.layer_03.attention" -> [rows, values.size() / rows]. Of the logits
+// ("step_1.logits", divided by the temperature) some rows.
+struct StageValues {
+    std::int64_t rows = 0;
+    std::vector<float> values;
+};
+using AllValues = std::map<std::string, StageValues>;
 
 // How far a stage's numbers are apart, over all rows. Of several layers, those of the worst one.
 struct StageDifference {
@@ -47,6 +57,7 @@ struct Verification {
     int layers = 0, all_layers = 0;
     std::vector<StageDifference> stages;
     std::vector<HeadDifference> heads;
+    AllValues device_values, cpu_values;  // where they were asked for
 };
 
 // The CPU rounds nothing, as with --exact. Errors: those of loading and running; usage.

@@ -230,7 +230,8 @@ void Bpe::merge_in_windows(std::span<const std::int32_t> symbols, Workspace& wor
             continue;
         }
         // The window before would have ended otherwise. A window is merged again only within one of at least
-        // twice its length: no symbol is merged more than O(log n) times, and no two windows take turns for ever.
+        // twice its length: no symbol is merged more than O(log n) times, and no two windows take turns for
+        // ever.
         length = 2 * now.length;
         do {
             begin = kept.back().begin;

@@ -49,6 +49,30 @@ class Commands(unittest.TestCase):
         self.assertRegex(done.stderr, r"\Adgemma: [^\n]+[.?!]\n\Z", args)
         self.assertIn(expected, done.stderr, args)
 
+    def test_verify(self):
+        """Figures on stdout; with --dump every number of both sides, in a directory that holds nothing else."""
+        folder = self.folder / "dump"
+        done = run("verify", "--layers", "1", "--json", "--threads", "2", "--device", "cpu", "--dump", str(folder))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        figures = json.loads(done.stdout)
+        self.assertEqual((figures["layers"], figures["all_layers"], len(figures["stages"])), (1, 8, 21))
+        self.assertNotIn("published", figures)  # the demo is not the published model
+        self.assertEqual(json.loads((folder / "figures.json").read_text()), figures)
+        names = []
+        for side in ("cpu", "device"):
+            raw = (folder / f"{side}.safetensors").read_bytes()
+            length = int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8:8 + length])
+            self.assertEqual(header["step_1.layer_00.attention"]["shape"][0], 128)
+            self.assertEqual(max(t["data_offsets"][1] for t in header.values()), len(raw) - 8 - length)
+            names.append(list(header))
+        self.assertEqual(*names)
+        again = run("verify", "--layers", "1", "--threads", "2", "--device", "cpu", "--dump", str(folder))
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.write("mine.txt", "kept")
+        self.assert_refused(2, "holds other files", "verify", "--layers", "1", "--dump", str(self.folder))
+        self.assert_refused(1, "cannot be made a directory", "verify", "--dump", self.write("file", "x") + "/below")
+
     def test_help_and_version(self):
         for args in (["--help"], ["ask", "--help"], ["help", "eval"], ["--version"]):
             done = run(*args)
