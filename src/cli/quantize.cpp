@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "cli/interrupt.h"
 #include "cli/model_choice.h"
 #include "cli/progress_bar.h"
@@ -11,7 +12,9 @@
 #include "cli/words.h"
 #include "cli/write_pack.h"
 #include "files/locate.h"
+#include "files/mapping.h"
 #include "files/pack_compare.h"
+#include "model/tensor_list.h"
 #include "text/tokenizer_file.h"
 
 namespace dgemma::cli {
@@ -118,6 +121,30 @@ void print_comparison(const Comparison& comparison, std::ostream& out) {
     }
 }
 
+// The directory of a pack, which may also be named by its manifest.
+Result<fs::path> pack_directory(const std::string& named) {
+    fs::path path = named;
+    if (path.filename() == files::kPackManifestName) path = path.parent_path();
+    if (!files::is_there(path)) {
+        return Error{ErrorKind::not_found, fmt::format("{} is not there; check the path.", quote(named))};
+    }
+    if (files::is_there(path / files::kPackManifestName)) return path;
+    return Error{
+        ErrorKind::invalid,
+        fmt::format("{} is no pack: it holds no {}; dgemma quantize makes one of a model, and dgemma info "
+                    "looks at a model that is none.",
+                    quote(named), files::kPackManifestName)};
+}
+
+// Whether the pack holds every tensor of the model that its config.json tells of, in its shape.
+Status check_whole(const fs::path& directory) {
+    DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(directory));
+    DGEMMA_TRY(const std::string text, checkpoint.config_text());
+    DGEMMA_TRY(const model::Config config, model::parse_config(text, (directory / "config.json").native()));
+    if (auto report = model::check_tensors(config, checkpoint); !report) return std::move(report).error();
+    return {};
+}
+
 Result<int> check(const Arguments& arguments, Console& console) {
     for (const Flag flag : {Flag::output, Flag::profile, Flag::set}) {
         if (!arguments.given(flag)) continue;
@@ -126,7 +153,9 @@ Result<int> check(const Arguments& arguments, Console& console) {
                                  "means nothing beside it.",
                                  arguments.source(flag))};
     }
-    DGEMMA_TRY(const files::Pack pack, files::Pack::open(*arguments.text(Flag::check)));
+    DGEMMA_TRY(const fs::path directory, pack_directory(*arguments.text(Flag::check)));
+    DGEMMA_TRY(const files::Pack pack, files::Pack::open(directory));
+    DGEMMA_CHECK(check_whole(directory));
     // Only a model given with --check itself is its source: DGEMMA_MODEL is for everyday use.
     std::optional<Source> source;
     if (arguments.given(Flag::model) && arguments.source(Flag::model) == "--model") {

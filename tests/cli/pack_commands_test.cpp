@@ -211,6 +211,26 @@ TEST_F(PackCommands, CheckFindsDamageAndStrangers) {
     EXPECT_SAYS(typed({"ask", "-m", target, "Hi"}).err, "cut short");
 }
 
+TEST_F(PackCommands, CheckMissesNoTensor) {
+    ASSERT_EQ(typed({"synth", "--preset", "tiny", "--layers", "1", "-o", target}).code, 0);
+    const fs::path file = fs::path(target) / "dgemma-pack.json";
+    EXPECT_EQ(typed({"quantize", "--check", file.string()}).code, 0);  // the manifest names its pack
+    auto manifest = files::parse_manifest(read_file(file), "it").value();
+    const std::string lost = "model.decoder.layers.0.experts.down_proj";
+    ASSERT_EQ(std::erase_if(manifest.tensors, [&](const auto& tensor) { return tensor.name == lost; }), 1u);
+    std::ofstream(file) << files::write_manifest(manifest);
+    const Outcome checked = typed({"quantize", "--check", target});
+    EXPECT_EQ(checked.code, 1);
+    EXPECT_SAYS(checked.err, lost);
+    EXPECT_EQ(checked.out, "");
+}
+
+TEST_F(PackCommands, CheckSaysWhatIsNoPack) {
+    EXPECT_SAYS(typed({"quantize", "--check", demo}).err, "is no pack: it holds no dgemma-pack.json");
+    EXPECT_SAYS(typed({"quantize", "--check", demo + "/config.json"}).err, "is no pack");
+    EXPECT_SAYS(typed({"quantize", "--check", target}).err, "is not there");
+}
+
 TEST_F(PackCommands, SynthWritesEveryFormatAndTheSeedDecides) {
     for (const char* format : {"bf16", "q8", "q4", "fp8", "nvfp4"}) {
         const Outcome made = typed(
