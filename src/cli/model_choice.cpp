@@ -75,6 +75,19 @@ Result<text::TemplateRevision> template_of(const fs::path& directory, const Argu
     return revision;
 }
 
+Result<text::Tokenizer> tokenizer_of(const files::Checkpoint& checkpoint) {
+    auto tokenizer = text::load_tokenizer_for(checkpoint.path());
+    if (!tokenizer && tokenizer.error().kind == ErrorKind::not_found && checkpoint.pack() != nullptr &&
+        checkpoint.pack()->manifest().synthetic()) {
+        return Error{
+            ErrorKind::unsupported,
+            fmt::format("{} holds random weights and no tokenizer: it is there for dgemma bench, and has "
+                        "nothing to answer.",
+                        quote(checkpoint.path().string()))};
+    }
+    return tokenizer;
+}
+
 Status check_fit(const text::Tokenizer& tokenizer, int vocabulary, const fs::path& directory) {
     if (tokenizer.vocab_size() != vocabulary) {
         return Error{
@@ -119,7 +132,7 @@ Result<OpenModel> open_model(const Arguments& arguments) {
     DGEMMA_TRY(const fs::path path, chosen_model(arguments));
     DGEMMA_TRY(files::Checkpoint opened, files::Checkpoint::open(path));
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
-    DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(checkpoint->path()));
+    DGEMMA_TRY(text::Tokenizer tokenizer, tokenizer_of(*checkpoint));
     DGEMMA_TRY(const MemoryFit fit, fit_for_loading(*checkpoint, arguments));
     DGEMMA_TRY(auto generator, engine::Generator::load(*checkpoint, load_options(arguments)));
     DGEMMA_CHECK(check_fit(tokenizer, generator->config().text.vocab_size, checkpoint->path()));

@@ -31,6 +31,10 @@ Result<std::filesystem::path> chosen_model(const Arguments& arguments);
 Result<text::TemplateRevision> template_of(const std::filesystem::path& directory,
                                            const Arguments& arguments);
 
+// The tokenizer beside the weights. Errors: those of load_tokenizer_for; of random weights that came without
+// one, unsupported, with what they are for.
+Result<text::Tokenizer> tokenizer_of(const files::Checkpoint& checkpoint);
+
 // Errors: invalid, where the tokenizer is one of another model: its ids mean something else there, with no
 // error of their own.
 Status check_fit(const text::Tokenizer& tokenizer, int vocabulary, const std::filesystem::path& directory);

@@ -104,7 +104,7 @@ Result<std::shared_ptr<server::ServedModel>> open_served(const Named& model, con
     auto checkpoint = std::make_unique<files::Checkpoint>(std::move(opened));
     const fs::path directory = checkpoint->path();
     DGEMMA_CHECK(fit_for_loading(*checkpoint, arguments));
-    DGEMMA_TRY(text::Tokenizer tokenizer, text::load_tokenizer_for(directory));
+    DGEMMA_TRY(text::Tokenizer tokenizer, tokenizer_of(*checkpoint));
     DGEMMA_TRY(const text::TemplateRevision revision, template_of(directory, arguments));
     DGEMMA_TRY(auto port, server::open_port(std::move(checkpoint), load_options(arguments),
                                             scheduler_options(arguments, model, log)));

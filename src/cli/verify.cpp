@@ -143,7 +143,7 @@ void print_text(const Published& published, std::ostream& out) {
 Result<Published> compare_published(const files::Checkpoint& checkpoint, const model::Config& config,
                                     const engine::VerifyOptions& options) {
     Published out;
-    const auto tokenizer = text::load_tokenizer_for(checkpoint.path());
+    const auto tokenizer = tokenizer_of(checkpoint);
     if (tokenizer) {
         DGEMMA_TRY(out.prompts, engine::compare_prompts(*tokenizer));
     } else {

@@ -134,8 +134,7 @@ const PublishedLogits* published_logits(int layers) {
 }
 
 bool has_published_shapes(const model::Config& config, const files::Checkpoint& checkpoint) {
-    if (checkpoint.pack() != nullptr && checkpoint.pack()->manifest().source.rfind("synth ", 0) == 0)
-        return false;
+    if (checkpoint.pack() != nullptr && checkpoint.pack()->manifest().synthetic()) return false;
     const auto json = model::preset_config("26b", 30);
     const auto preset = json ? model::parse_config(*json, "the preset") : Result<model::Config>(json.error());
     if (!preset) return false;

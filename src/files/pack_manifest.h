@@ -43,12 +43,16 @@ struct PackFile {
 
 struct PackManifest {
     std::string creator;                         // "dgemma 0.1.0"
-    std::string source;                          // the model it was made of
+    std::string source;                          // the model it was made of; of random weights the command
     std::string profile;                         // "q4"
     std::map<std::string, std::string> formats;  // class -> format, for people
     std::uint64_t blob_bytes = 0;
     std::vector<PackTensor> tensors;  // in the order of the blob
     std::map<std::string, PackFile> files;
+
+    // Random weights in real shapes, as the command synth makes them: to measure with, and with nothing to
+    // say.
+    [[nodiscard]] bool synthetic() const { return source.starts_with("synth "); }
 };
 
 // Canonical JSON: keys sorted, one line a tensor, the same bytes for the same manifest on every machine. Its

@@ -225,6 +225,15 @@ TEST_F(PackCommands, CheckMissesNoTensor) {
     EXPECT_EQ(checked.out, "");
 }
 
+TEST_F(PackCommands, RandomWeightsHaveNothingToAnswer) {
+    ASSERT_EQ(typed({"synth", "--preset", "tiny", "--layers", "1", "-o", target}).code, 0);
+    for (const auto& words : {std::vector<std::string>{"ask", "-m", target, "Hi"}, {"serve", "-m", target}}) {
+        const Outcome outcome = typed(words);
+        EXPECT_EQ(outcome.code, 1);
+        EXPECT_SAYS(outcome.err, "random weights and no tokenizer");
+    }
+}
+
 TEST_F(PackCommands, CheckSaysWhatIsNoPack) {
     EXPECT_SAYS(typed({"quantize", "--check", demo}).err, "is no pack: it holds no dgemma-pack.json");
     EXPECT_SAYS(typed({"quantize", "--check", demo + "/config.json"}).err, "is no pack");
