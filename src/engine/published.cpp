@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "model/synthetic.h"
-#include "text/chat_template.h"
-#include "text/messages.h"
 
 namespace dgemma::engine {
 
@@ -107,7 +105,6 @@ constexpr PublishedRow kSixLayersElsewhere[] = {
 };
 
 constexpr PublishedPrompt kPrompts[] = {{false, kThinkingOff}, {true, kThinkingOn}};
-constexpr std::string_view kQuestion = "Write a long essay about Portugal.";
 constexpr int kCanvas = 256;
 
 // Before the softcap. In f32 the cap takes what is large to c itself, which has no inverse.
@@ -145,22 +142,6 @@ bool has_published_shapes(const model::Config& config, const files::Checkpoint& 
            a.expert_size == b.expert_size && config.canvas_length == kCanvas &&
            a.final_softcap == kPublishedSoftcap &&
            std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(), alike);
-}
-
-std::size_t PromptComparison::first_difference() const {
-    const auto [ours, theirs] = std::mismatch(got.begin(), got.end(), want.begin(), want.end());
-    return static_cast<std::size_t>(theirs - want.begin());
-}
-
-Result<std::vector<PromptComparison>> compare_prompts(const text::Tokenizer& tokenizer) {
-    constexpr auto revision = text::TemplateRevision::legacy_36e3a42e;  // it opens with an empty thought
-    std::vector<PromptComparison> out;
-    for (const PublishedPrompt& prompt : kPrompts) {
-        DGEMMA_TRY(const auto segments,
-                   text::render_chat(revision, text::chat_input_from_prompt("", kQuestion, prompt.thinking)));
-        out.push_back({prompt.thinking, tokenizer.encode(segments), prompt.ids});
-    }
-    return out;
 }
 
 LogitComparison compare_logits(std::span<const float> got, std::span<const PublishedRow> rows) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,11 +13,11 @@
 #include "engine/loaded_model.h"
 #include "files/checkpoint.h"
 #include "model/config.h"
-#include "text/tokenizer.h"
 
 namespace dgemma::engine {
 
-// The ids of "Write a long essay about Portugal.", rendered as a conversation.
+// The ids of kPublishedQuestion, rendered as a conversation.
+inline constexpr std::string_view kPublishedQuestion = "Write a long essay about Portugal.";
 struct PublishedPrompt {
     bool thinking = false;
     std::span<const std::int32_t> ids;
@@ -46,20 +45,6 @@ const PublishedLogits* published_logits(int layers);
 // Whether this can be the published model, or one fine-tuned from it: its shapes, and no pack of random
 // weights. (The weights themselves are not looked at.)
 bool has_published_shapes(const model::Config& config, const files::Checkpoint& checkpoint);
-
-struct PromptComparison {
-    bool thinking = false;
-    std::vector<std::int32_t> got;
-    std::span<const std::int32_t> want;
-    // Where they first differ; want.size() if they are equal.
-    [[nodiscard]] std::size_t first_difference() const;
-    [[nodiscard]] bool equal() const {
-        return got.size() == want.size() && first_difference() == want.size();
-    }
-};
-// Renders as the revision of the template did that the published ids were made with, whatever revision the
-// model came with; so it is the tokenizer that is compared. Errors: those of render_chat.
-Result<std::vector<PromptComparison>> compare_prompts(const text::Tokenizer& tokenizer);
 
 struct LogitComparison {
     double largest = 0;  // of |ours - published|, softcapped

@@ -1,5 +1,5 @@
-// What is published of the real model, without the real weights: its prompt with its tokenizer, its numbers
-// with themselves, and the pass that is compared with a golden.
+// What is published of the real model, without the real weights: its numbers with themselves, and the pass
+// that is compared with a golden.
 #include "engine/published.h"
 
 #include <algorithm>
@@ -18,40 +18,6 @@ namespace dgemma::testing {
 namespace {
 
 using namespace engine;
-
-TEST(Published, PromptsAreThoseOfTheRealTokenizer) {
-    const auto shared = shared_dir();
-    const bool there = shared && std::filesystem::exists(*shared / "tokenizer" / "tokenizer.json.gz");
-    DGEMMA_SKIP_WITHOUT(there, "tokenizer/");
-    const auto tokenizer = text::load_tokenizer_for(*shared / "tokenizer");
-    ASSERT_TRUE(tokenizer) << tokenizer.error().message;
-    const auto compared = compare_prompts(*tokenizer);
-    ASSERT_TRUE(compared);
-    ASSERT_EQ(compared->size(), 2u);
-    for (const PromptComparison& prompt : *compared) {
-        EXPECT_TRUE(prompt.equal()) << prompt.thinking << " from id " << prompt.first_difference();
-    }
-}
-
-TEST(Published, PromptsOfAnotherTokenizerDiffer) {
-    const auto tokenizer = text::load_tokenizer_for(demo_dir());
-    ASSERT_TRUE(tokenizer);
-    const auto compared = compare_prompts(*tokenizer);
-    ASSERT_TRUE(compared);
-    for (const PromptComparison& prompt : *compared) EXPECT_FALSE(prompt.equal());
-}
-
-TEST(Published, AnEndTooEarlyOrTooLateIsADifference) {
-    PromptComparison prompt{false, {1, 2, 3}, published_prompts()[0].ids};
-    prompt.got.assign(prompt.want.begin(), prompt.want.end());
-    EXPECT_TRUE(prompt.equal());
-    prompt.got.push_back(7);
-    EXPECT_FALSE(prompt.equal());
-    EXPECT_EQ(prompt.first_difference(), prompt.want.size());
-    prompt.got.resize(prompt.want.size() - 1);
-    EXPECT_FALSE(prompt.equal());
-    EXPECT_EQ(prompt.first_difference(), prompt.got.size());
-}
 
 std::vector<float> flat(std::span<const PublishedRow> rows) {
     std::vector<float> out;
