@@ -146,6 +146,7 @@ void Runner::Task::started(std::uint64_t conversation_number, int reused, Reuse 
                     .prompt_tokens = static_cast<int>(request.prompt.size()),
                     .reused_tokens = reused,
                     .reuse = reuse,
+                    .raw_log = raw_log,
                     .reason = reason,
                     .queued_ms = 1000 * seconds_since(admitted)});
 }

@@ -58,6 +58,7 @@ struct StartEvent {
     int prompt_tokens = 0;  // of the prompt in force: longer or shorter than the request's under Continuation
     int reused_tokens = 0;
     Reuse reuse = Reuse::none;
+    bool raw_log = false;  // the prompt in force is a raw token log and Continuation::suffix
     std::string reason;    // why nothing or not more was reused; empty where all of a conversation was
     double queued_ms = 0;  // time in the queue
 };

@@ -4,11 +4,13 @@
 namespace dgemma::server {
 
 Value chat_usage(const Usage& usage) {
+    Value prompt = object({{"cached_tokens", whole(usage.cached_tokens)}});
+    add_raw_log(prompt, usage);
     return object(
         {{"prompt_tokens", whole(usage.prompt_tokens)},
          {"completion_tokens", whole(usage.completion_tokens)},
          {"total_tokens", whole(usage.prompt_tokens + usage.completion_tokens)},
-         {"prompt_tokens_details", object({{"cached_tokens", whole(usage.cached_tokens)}})},
+         {"prompt_tokens_details", std::move(prompt)},
          {"completion_tokens_details", object({{"reasoning_tokens", whole(usage.reasoning_tokens)}})}});
 }
 

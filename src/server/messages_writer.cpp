@@ -31,12 +31,15 @@ Value stop_sequence(const ReplyEnd& end) {
 // What there is none of here is null, as the clients' types have it.
 Value delta_usage(const Usage& usage) {
     // Input tokens are those that were not in the cache, as this API counts.
-    return object({{"input_tokens", whole(usage.prompt_tokens - usage.cached_tokens)},
-                   {"cache_creation_input_tokens", whole(0)},
-                   {"cache_read_input_tokens", whole(usage.cached_tokens)},
-                   {"output_tokens", whole(usage.completion_tokens)},
-                   {"output_tokens_details", object({{"thinking_tokens", whole(usage.reasoning_tokens)}})},
-                   {"server_tool_use", Value()}});
+    Value out =
+        object({{"input_tokens", whole(usage.prompt_tokens - usage.cached_tokens)},
+                {"cache_creation_input_tokens", whole(0)},
+                {"cache_read_input_tokens", whole(usage.cached_tokens)},
+                {"output_tokens", whole(usage.completion_tokens)},
+                {"output_tokens_details", object({{"thinking_tokens", whole(usage.reasoning_tokens)}})},
+                {"server_tool_use", Value()}});
+    add_raw_log(out, usage);
+    return out;
 }
 
 Value whole_usage(const Usage& usage) {

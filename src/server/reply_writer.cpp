@@ -20,6 +20,10 @@ std::string_view name_of(Finish finish) {
     return "stop";
 }
 
+void add_raw_log(Value& object, const Usage& usage) {
+    if (usage.raw_log_tokens > 0) object.set("raw_log_tokens", whole(usage.raw_log_tokens));
+}
+
 std::unique_ptr<ReplyWriter> make_writer(const GenerationRequest& request, const ReplyHead& head) {
     switch (request.api) {
         case Api::completions:

@@ -21,7 +21,8 @@ struct ReplyHead {
 
 struct Usage {
     int prompt_tokens = 0;
-    int cached_tokens = 0;  // of the prompt
+    int cached_tokens = 0;   // of the prompt
+    int raw_log_tokens = 0;  // of the prompt: a tool turn's raw token log, in place of its rendered messages
     int completion_tokens = 0;
     int reasoning_tokens = 0;  // of the completion
 };

@@ -7,9 +7,10 @@ namespace dgemma::server {
 namespace {
 
 Value usage_json(const Usage& usage) {
+    Value input = object({{"cached_tokens", whole(usage.cached_tokens)}, {"cache_write_tokens", whole(0)}});
+    add_raw_log(input, usage);
     return object({{"input_tokens", whole(usage.prompt_tokens)},
-                   {"input_tokens_details", object({{"cached_tokens", whole(usage.cached_tokens)},
-                                                    {"cache_write_tokens", whole(0)}})},
+                   {"input_tokens_details", std::move(input)},
                    {"output_tokens", whole(usage.completion_tokens)},
                    {"output_tokens_details", object({{"reasoning_tokens", whole(usage.reasoning_tokens)}})},
                    {"total_tokens", whole(usage.prompt_tokens + usage.completion_tokens)}});

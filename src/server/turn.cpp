@@ -72,6 +72,8 @@ void Turn::on_started(const engine::StartEvent& event) {
     started_ = true;
     usage_.prompt_tokens = event.prompt_tokens;
     usage_.cached_tokens = std::min(event.reused_tokens, usage_.prompt_tokens);
+    if (event.raw_log)
+        usage_.raw_log_tokens = usage_.prompt_tokens - static_cast<int>(continuation_.suffix.size());
     queued_ms_ = event.queued_ms;
     reuse_ = std::string(engine::name_of(event.reuse));
     writer_->start(usage_);

@@ -74,6 +74,10 @@ def _():
         assert diffusion["reuse"] == "raw_log" and diffusion["approximations"] == ["raw_tool_turn"], diffusion
         assert usage["prompt_tokens"] == raw["usage"]["prompt_tokens"], (usage, raw["usage"])
         assert text == (raw["choices"][0]["message"]["content"] or ""), (text, raw)
+        # The log's tokens are the prompt but for the results and what opens the reply; usage has no such number otherwise.
+        from_log = usage["prompt_tokens_details"]["raw_log_tokens"]
+        assert 0 < from_log < usage["prompt_tokens"] and from_log == raw["usage"]["prompt_tokens_details"]["raw_log_tokens"], (usage, raw)
+        assert "raw_log_tokens" not in plain["usage"]["prompt_tokens_details"], plain["usage"]
 
         # Exact: as it is rendered, which is what a server answers that has seen nothing before.
         exact = chat(server, altered, diffusion={"exact": True}, **fields)
@@ -90,6 +94,48 @@ def _():
         assert chat(server, changed, **fields)["diffusion"]["reuse"] != "raw_log"
     finally:
         assert server.end() == 0 and other.end() == 0
+
+
+@check("usage says in every API that a tool turn goes on from its raw token log")
+def _():
+    server = server_process.Server(binary, source)
+    question, thought, result = "How is the weather in Suva?", "They want to know about the weather in Suva.", "sunny, 16 degrees"
+    function = weather["function"]
+
+    def usages(path, body, details):
+        """-> the number of a whole reply, and those of the events of a stream"""
+        status, said, _ = server.post(path, {"model": "demo", "seed": 0, **body})
+        assert status == 200, (status, said)
+        reply = json.loads(said)
+        status, said, _ = server.post(path, {"model": "demo", "seed": 0, "stream": True, **body})
+        assert status == 200, (status, said)
+        events = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+        found = [usage for event in events for usage in
+                 (event.get("usage"), (event.get("response") or {}).get("usage"), (event.get("message") or {}).get("usage")) if usage]
+        return reply, [details(usage).get("raw_log_tokens", 0) for usage in [reply["usage"], *found]]
+
+    try:
+        tools = [{"type": "function", **function}]
+        first, numbers = usages("/v1/responses", {"input": question, "tools": tools}, lambda usage: usage["input_tokens_details"])
+        call = first["output"][0]
+        assert call["type"] == "function_call" and set(numbers) == {0}, (first, numbers)
+        items = [{"role": "user", "content": question}, {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": thought}]},
+                 {key: call[key] for key in ("type", "call_id", "name", "arguments")},
+                 {"type": "function_call_output", "call_id": call["call_id"], "output": result}]
+        reply, numbers = usages("/v1/responses", {"input": items, "tools": tools}, lambda usage: usage["input_tokens_details"])
+        assert reply["diffusion"]["reuse"] == "raw_log" and len(numbers) == 2 and min(numbers) > 0, (reply, numbers)
+
+        tools = [{"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}]
+        asked = {"role": "user", "content": question}
+        first, numbers = usages("/v1/messages", {"max_tokens": 64, "messages": [asked], "tools": tools}, lambda usage: usage)
+        call = first["content"][0]
+        assert call["type"] == "tool_use" and set(numbers) == {0}, (first, numbers)
+        messages = [asked, {"role": "assistant", "content": [{"type": "thinking", "thinking": thought, "signature": ""}, call]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": result}]}]
+        reply, numbers = usages("/v1/messages", {"max_tokens": 64, "messages": messages, "tools": tools}, lambda usage: usage)
+        assert reply["diffusion"]["reuse"] == "raw_log" and len(numbers) == 3 and min(numbers) > 0, (reply, numbers)
+    finally:
+        assert server.end() == 0
 
 
 @check("clients that arrive together share the prefill of their system prompt")

@@ -92,6 +92,25 @@ TEST(ChatWriter, WritesAWholeReply) {
         R"({"cached_tokens":2},"completion_tokens_details":{"reasoning_tokens":3}},"diffusion":{"seed":5}})");
 }
 
+TEST(AllWriters, SayInUsageThatAToolTurnWentOnFromItsRawLog) {
+    for (const Api api : {Api::chat, Api::completions, Api::responses, Api::messages}) {
+        for (const bool stream : {false, true}) {
+            for (const int raw : {0, 6}) {
+                const auto writer =
+                    make_writer(request_of(api, stream), {.id = "id", .created = 1, .model = "m"});
+                const Usage usage = {.prompt_tokens = 7, .cached_tokens = 5, .raw_log_tokens = raw};
+                writer->start(usage);
+                writer->content("a");
+                writer->end({.usage = usage});
+                const std::string said = writer->take();
+                const bool told = said.find(R"("raw_log_tokens":6)") != std::string::npos;
+                EXPECT_EQ(told, raw > 0) << said;
+                EXPECT_EQ(said.find("raw_log_tokens") != std::string::npos, raw > 0) << said;
+            }
+        }
+    }
+}
+
 TEST(ChatWriter, StreamsDeltas) {
     const auto events = events_of(told(Api::chat, true));
     std::string content, thought;

@@ -53,6 +53,29 @@ test('events and replies are of the official types', async () => {
     await whole('/v1/messages', body, 'Message');
   }
 
+  // A tool turn that goes on from its raw token log, since it is told a thought that was never thought, says so in usage.
+  const thought = 'They want to know about the weather in Suva.', sunny = 'sunny, 16 degrees';
+  const rawLog = async (route, body, type, details) => {
+    await streamed(route, body, type);
+    note(type.replace('Chunk', '').replace('Event', ''), await (await s.post(route, {model: 'demo', seed: 0, ...body, stream_options: undefined})).text());
+    const {usage} = JSON.parse(replies.at(-1)[1]);
+    assert.ok(details(usage).raw_log_tokens > 0, route);
+  };
+  const first = async (route, body) => (await s.post(route, {model: 'demo', seed: 0, ...body})).json();
+  const asked = {role: 'user', content: s.weatherQuestion};
+  const {message} = (await first('/v1/chat/completions', {messages: [asked], tools: chatTools})).choices[0];
+  await rawLog('/v1/chat/completions', {tools: chatTools, stream_options: {include_usage: true}, messages: [
+    asked, {...message, reasoning_content: thought}, {role: 'tool', tool_call_id: message.tool_calls[0].id, content: sunny}]},
+    'ChatChunk', (usage) => usage.prompt_tokens_details);
+  const item = (await first('/v1/responses', {input: [asked], tools: functions})).output[0];
+  await rawLog('/v1/responses', {tools: functions, input: [
+    asked, {type: 'reasoning', summary: [{type: 'summary_text', text: thought}]}, item,
+    {type: 'function_call_output', call_id: item.call_id, output: sunny}]}, 'ResponseEvent', (usage) => usage.input_tokens_details);
+  const block = (await first('/v1/messages', {max_tokens: 64, messages: [asked], tools: anthropicTools})).content[0];
+  await rawLog('/v1/messages', {max_tokens: 64, tools: anthropicTools, messages: [
+    asked, {role: 'assistant', content: [{type: 'thinking', thinking: thought, signature: ''}, block]},
+    {role: 'user', content: [{type: 'tool_result', tool_use_id: block.id, content: sunny}]}]}, 'MessageEvent', (usage) => usage);
+
   // What is ours besides is declared, so that anything else that is too much is found.
   const head = `
 import type {ChatCompletion, ChatCompletionChunk} from 'openai/resources/chat/completions';
@@ -61,14 +84,18 @@ import type {Response as OpenAIResponse, ResponseStreamEvent} from 'openai/resou
 import type {Message as AnthropicMessage, RawMessageStreamEvent} from '@anthropic-ai/sdk/resources/messages';
 type Ours = {diffusion?: unknown};
 type Thought = {reasoning_content?: string};
-type ChatChunk = ChatCompletionChunk & Ours & {choices: {delta: Thought}[]};
-type Chat = ChatCompletion & Ours & {choices: {message: Thought}[]};
+type RawLog = {raw_log_tokens?: number};
+type ChatUsage = {usage?: {prompt_tokens_details?: RawLog} | null};
+type ChatChunk = ChatCompletionChunk & Ours & ChatUsage & {choices: {delta: Thought}[]};
+type Chat = ChatCompletion & Ours & ChatUsage & {choices: {message: Thought}[]};
 type Completion = OpenAICompletion & Ours;
-type Response = Omit<OpenAIResponse, 'output_text'> & Ours;
+type Response = Omit<OpenAIResponse, 'output_text'> & Ours & {usage?: {input_tokens_details: RawLog}};
 type WithoutText<Event> = Event extends {response: OpenAIResponse} ? Omit<Event, 'response'> & {response: Response} : Event;
 type ResponseEvent = WithoutText<ResponseStreamEvent>;
-type Message = AnthropicMessage & Ours;
-type MessageEvent = RawMessageStreamEvent & Ours;
+type Message = AnthropicMessage & Ours & {usage: RawLog};
+type WithRawLog<Event> = Event extends {message: AnthropicMessage} ? Omit<Event, 'message'> & {message: Message} :
+                         Event extends {usage: object} ? Event & {usage: RawLog} : Event;
+type MessageEvent = WithRawLog<RawMessageStreamEvent> & Ours;
 `;
   const file = path.resolve('events.generated.ts');
   const unique = [...new Map(replies.map(([type, json]) => [type + json.replace(/"(id|item_id|call_id|delta|text|content|arguments)":"[^"]*"/g, ''), [type, json]])).values()];
