@@ -1,11 +1,10 @@
 // POST /v1/chat/completions and /v1/completions.
-#include <algorithm>
-#include <array>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "server/common_fields.h"
+#include "server/conversation.h"
 
 namespace dgemma::server {
 
@@ -24,21 +23,28 @@ void read_stream_options(Fields& fields, GenerationRequest& out, Complaint& comp
 
 // {"type": "function", "function": {"name"}}, or one of the words.
 void read_tool_choice(const Value* given, GenerationRequest& out, Complaint& complaint) {
-    if (given == nullptr) return;
+    if (given == nullptr || complaint.error) return;
+    constexpr std::string_view forms =
+        R"(must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}})";
     if (given->is(Type::string)) {
         const std::string& word = given->as_string();
         if (word == "auto" || word == "none" || word == "required")
             return choose_tool("tool_choice", word, "", out, complaint);
-    } else if (given->is(Type::object)) {
-        const Value* function = given->find("function");
-        const std::string_view name =
-            is(function, Type::object) ? text_at(*function, "name") : std::string_view();
-        if (text_at(*given, "type") == "function" && !name.empty())
-            return choose_tool("tool_choice", "named", name, out, complaint);
     }
-    complaint.refuse("tool_choice",
-                     "tool_choice must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", "
-                     "\"function\": {\"name\": ...}}.");
+    if (!given->is(Type::object))
+        return complaint.refuse("tool_choice", fmt::format("tool_choice {}.", forms));
+    Fields fields(*given, "tool_choice.", complaint);
+    const std::string type = fields.needed_text("type");
+    if (!complaint.error && type != "function")
+        return complaint.refuse("tool_choice.type",
+                                fmt::format("tool_choice.type names none: tool_choice {}.", forms));
+    const Value* function = fields.object("function");
+    if (function == nullptr)
+        return complaint.refuse("tool_choice.function",
+                                fmt::format("tool_choice.function is missing: tool_choice {}.", forms));
+    Fields inner(*function, "tool_choice.function.", complaint);
+    const std::string name = inner.needed_text("name");
+    choose_tool("tool_choice.function.name", "named", name, out, complaint);
 }
 
 // A refusal that a client sends back is what the assistant said.
@@ -58,18 +64,6 @@ Value with_refusals_as_text(const Value& messages) {
     return Value::array(std::move(out));
 }
 
-void read_effort(Fields& fields, GenerationRequest& out, Complaint& complaint) {
-    const auto effort = fields.text("reasoning_effort");
-    if (!effort) return;
-    constexpr std::array<std::string_view, 7> known = {"none", "minimal", "low", "medium",
-                                                       "high", "xhigh",   "max"};
-    if (std::find(known.begin(), known.end(), *effort) == known.end()) {
-        return complaint.refuse("reasoning_effort",
-                                "reasoning_effort must be none, minimal, low, medium, high or xhigh.");
-    }
-    if (!out.chat.enable_thinking) out.chat.enable_thinking = *effort != "none";
-}
-
 }  // namespace
 
 std::optional<ApiError> read_chat(const Value& body, bool lenient, GenerationRequest& out) {
@@ -82,10 +76,8 @@ std::optional<ApiError> read_chat(const Value& body, bool lenient, GenerationReq
     fields.neutral("store", {"false"});
     read_stream_options(fields, out, complaint);
     read_stops(fields, "stop", out, complaint);
-    read_effort(fields, out, complaint);
-    const auto newer = fields.whole("max_completion_tokens", 1, most_tokens);
-    const auto older = fields.whole("max_tokens", 1, most_tokens);
-    out.max_tokens = static_cast<int>(newer ? *newer : older.value_or(0));
+    read_effort(fields, "reasoning_effort", out, complaint);
+    read_max_tokens(fields, {"max_completion_tokens", "max_tokens"}, out);
     if (const auto parallel = fields.toggle("parallel_tool_calls")) out.parallel_tool_calls = *parallel;
     fields.neutral("logprobs", {"false"});
     fields.neutral("top_logprobs", {"0"});
@@ -121,17 +113,20 @@ void read_prompt(const Value* prompt, GenerationRequest& out, Complaint& complai
     const Value::Array& items = prompt->as_array();
     if (items.size() == 1 && !items.front().is(Type::integer))
         return read_prompt(&items.front(), out, complaint);
-    for (const Value& item : items) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+        const Value& item = items[i];
+        const std::string place = fmt::format("prompt[{}]", i);
         if (!item.is(Type::integer)) {
-            return complaint.refuse("prompt", item.is(Type::string) || item.is(Type::array)
-                                                  ? "prompt holds several prompts; send one request for each."
-                                                  : std::string(what));
+            return complaint.refuse(place, item.is(Type::string) || item.is(Type::array)
+                                               ? place + " is another prompt; send one request for each."
+                                               : place + " is " + std::string(text::describe(item.type())) +
+                                                     "; " + std::string(what));
         }
         const std::string& digits = item.as_integer().digits;
         // The largest vocabulary has six digits; what is longer, or negative, is no id.
         if (digits.size() > 9 || digits.front() == '-')
             return complaint.refuse(
-                "prompt", fmt::format("prompt holds {}, which is no token id.", digits.substr(0, 40)));
+                place, fmt::format("{} is {}, which is no token id.", place, digits.substr(0, 40)));
         out.ids.push_back(static_cast<std::int32_t>(std::stol(digits)));
     }
 }
@@ -147,7 +142,7 @@ std::optional<ApiError> read_completion(const Value& body, bool lenient, Generat
     read_neutral(fields);
     read_stream_options(fields, out, complaint);
     read_stops(fields, "stop", out, complaint);
-    out.max_tokens = static_cast<int>(fields.whole("max_tokens", 1, most_tokens).value_or(0));
+    read_max_tokens(fields, {"max_tokens"}, out);
     fields.neutral("best_of", {"1"});
     fields.neutral("echo", {"false"});
     fields.neutral("logprobs", {"false"});  // 0 asks for that of each token

@@ -1,11 +1,10 @@
 #include "server/common_fields.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include <fmt/format.h>
-
-#include "text/messages.h"
-#include "text/template_value.h"
 
 namespace dgemma::server {
 
@@ -20,9 +19,7 @@ void read_filters(Fields& fields, bool greedy, GenerationRequest& out) {
         fields.neutral("top_p", {"1"});
     }
     // 0 and -1 are how some clients say "all".
-    const Value* top_k = fields.take("top_k");
-    if (is(top_k, Type::integer) && (top_k->as_integer().digits == "0" || top_k->as_integer().digits == "-1"))
-        return;
+    if (fields.is_number("top_k", 0) || fields.is_number("top_k", -1)) return;
     const auto kept = fields.whole("top_k", 1, most_tokens);
     if (kept == 1)
         out.temperature = 0;
@@ -34,10 +31,8 @@ void read_diffusion(const Value& object, GenerationRequest& out, Complaint& comp
     Fields fields(object, "diffusion.", complaint);
     DiffusionFields& to = out.diffusion;
     if (const auto steps = fields.whole("steps", 1, 10000)) to.steps = static_cast<int>(*steps);
-    if (const auto bound = fields.real("entropy_bound", 0, 1e6))
-        to.entropy_bound = static_cast<float>(*bound);
-    if (const auto threshold = fields.real("confidence_threshold", 0, 1e6))
-        to.confidence_threshold = static_cast<float>(*threshold);
+    to.entropy_bound = fields.above_zero("entropy_bound", 1e6F);
+    to.confidence_threshold = fields.above_zero("confidence_threshold", 1e6F);
     if (const auto length = fields.whole("canvas_length", 1, 65536))
         to.canvas_length = static_cast<int>(*length);
     if (const auto name = fields.text("sampler")) {
@@ -80,17 +75,21 @@ void read_common(Fields& fields, double most_temperature, GenerationRequest& out
         read_template_switches(*given, out, complaint);
 }
 
+void read_max_tokens(Fields& fields, std::initializer_list<std::string_view> names, GenerationRequest& out) {
+    for (const std::string_view name : names) {
+        const auto given = fields.whole(name, 1, most_tokens);
+        if (!given || !out.max_tokens_field.empty()) continue;
+        out.max_tokens = static_cast<int>(*given);
+        out.max_tokens_field = name;
+    }
+}
+
 void read_stops(Fields& fields, std::string_view name, GenerationRequest& out, Complaint& complaint) {
     const Value* given = fields.take(name);
     if (given == nullptr) return;
     const std::string path = fields.path_of(name);
-    const auto add = [&](const Value& stop) {
-        if (!stop.is(Type::string) || stop.as_string().empty())
-            return complaint.refuse(path, fmt::format("{} must hold texts that are not empty.", path));
-        out.stops.push_back(stop.as_string());
-    };
     if (given->is(Type::string)) {
-        if (!given->as_string().empty()) add(*given);
+        if (!given->as_string().empty()) out.stops.push_back(given->as_string());
     } else if (!given->is(Type::array)) {
         complaint.refuse(path, fmt::format("{} must be a text or a list of texts, not {}.", path,
                                            text::describe(given->type())));
@@ -98,8 +97,29 @@ void read_stops(Fields& fields, std::string_view name, GenerationRequest& out, C
         complaint.refuse(
             path, fmt::format("{} must hold at most 64 texts, not {}.", path, given->as_array().size()));
     } else {
-        for (const Value& stop : given->as_array()) add(stop);
+        for (std::size_t i = 0; i < given->as_array().size(); ++i) {
+            const Value& stop = given->as_array()[i];
+            if (!stop.is(Type::string) || stop.as_string().empty()) {
+                const std::string place = fmt::format("{}[{}]", path, i);
+                return complaint.refuse(place, place + " must be a text that is not empty.");
+            }
+            out.stops.push_back(stop.as_string());
+        }
     }
+}
+
+void read_effort(Fields& fields, std::string_view name, GenerationRequest& out, Complaint& complaint) {
+    const auto effort = fields.text(name);
+    if (!effort) return;
+    constexpr std::array<std::string_view, 7> known = {"none", "minimal", "low", "medium",
+                                                       "high", "xhigh",   "max"};
+    if (std::find(known.begin(), known.end(), *effort) == known.end()) {
+        return complaint.refuse(
+            fields.path_of(name),
+            fmt::format("{} must be none, minimal, low, medium, high, xhigh or max, not {}.",
+                        fields.path_of(name), text::json_quoted(effort->substr(0, 60))));
+    }
+    if (!out.chat.enable_thinking) out.chat.enable_thinking = *effort != "none";
 }
 
 void read_neutral(Fields& fields) {
@@ -112,91 +132,6 @@ void read_neutral(Fields& fields) {
     fields.neutral("repetition_penalty", {"1"});
     fields.neutral("ignore_eos", {"false"});
     fields.never("logit_bias", "the logits of a canvas are not biased");
-}
-
-Value message_of(std::string_view role, Value content) {
-    Value::Object members;
-    members.push_back({"role", string(role)});
-    members.push_back({"content", std::move(content)});
-    return Value::object(std::move(members));
-}
-
-namespace {
-
-// The template drops a result that follows no call without a word, so a client would wonder.
-void check_results(const Value& messages, Complaint& complaint) {
-    const Value* calls = nullptr;  // of the assistant message that results may follow now
-    for (std::size_t i = 0; i < messages.as_array().size(); ++i) {
-        const Value& message = messages.as_array()[i];
-        if (text_at(message, "role") != "tool") {
-            calls = message.find("tool_calls");
-            continue;
-        }
-        const std::string_view id = text_at(message, "tool_call_id");
-        bool known = false;
-        if (is(calls, Type::array)) {
-            for (const Value& call : calls->as_array()) known = known || text_at(call, "id") == id;
-            known = known || (id.empty() && !calls->as_array().empty());
-        }
-        if (known) continue;
-        return complaint.refuse(
-            "messages",
-            fmt::format(
-                "messages[{}] is the result of a tool call {} that the assistant message before it does "
-                "not make; results follow directly after the calls.",
-                i, text::json_quoted(id.substr(0, 60))));
-    }
-}
-
-}  // namespace
-
-void read_conversation(const Value& messages, const Value& tools, GenerationRequest& out,
-                       Complaint& complaint) {
-    if (complaint.error) return;
-    Result<text::ChatInput> input = text::chat_input(messages, tools);
-    if (!input) {
-        const std::string& message = input.error().message;
-        const bool of_tools = message.starts_with("tools") || message.starts_with("`tools`");
-        return complaint.refuse(of_tools ? "tools" : "messages",
-                                api_error_of(input.error(), "messages").message);
-    }
-    check_results(messages, complaint);
-    if (complaint.error) return;
-    out.chat.messages = std::move(input->messages);
-    out.chat.tools = std::move(input->tools);
-    if (is(&out.chat.tools, Type::array) && out.chat.tools.as_array().empty()) out.chat.tools = Value();
-    if (!out.diffusion.exact.value_or(false)) text::drop_content_after_results(out.chat);
-}
-
-void choose_tool(std::string_view field, std::string_view kind, std::string_view name, GenerationRequest& out,
-                 Complaint& complaint) {
-    if (complaint.error) return;
-    const bool there_are = out.chat.tools.is(Type::array) && !out.chat.tools.as_array().empty();
-    if (kind == "auto" || kind == "none") {
-        out.tool_choice.kind = kind == "auto" ? ToolChoice::Kind::automatic : ToolChoice::Kind::none;
-        // What the model does not know of it will not call.
-        if (kind == "none") out.chat.tools = Value();
-        return;
-    }
-    if (!there_are) {
-        return complaint.refuse(std::string(field),
-                                fmt::format("{} asks for a tool call, and there are no tools; "
-                                            "declare them in tools.",
-                                            field));
-    }
-    if (kind == "required" || kind == "any") {
-        out.tool_choice.kind = ToolChoice::Kind::required;
-        return;
-    }
-    for (const Value& tool : out.chat.tools.as_array()) {
-        const Value* function = tool.find("function");
-        if (function != nullptr && text_at(*function, "name") == name) {
-            out.tool_choice = {ToolChoice::Kind::named, std::string(name)};
-            return;
-        }
-    }
-    complaint.refuse(std::string(field), fmt::format("{} names the tool {}, which tools does not declare.",
-                                                     field, text::json_quoted(name.substr(0, 60))));
 }
 
 std::optional<ApiError> read_request(Api api, const Value& body, bool lenient, GenerationRequest& out,

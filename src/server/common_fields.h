@@ -1,6 +1,7 @@
-// The fields that several APIs share, and their conversations.
+// The fields that several APIs share.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -18,23 +19,16 @@ std::optional<ApiError> no_object(const Value& body);
 // has no word of its own: enable_thinking, chat_template_kwargs. most_temperature: the API's own limit.
 void read_common(Fields& fields, double most_temperature, GenerationRequest& out, Complaint& complaint);
 
+// The limit of the reply, under the first of these names that has one.
+void read_max_tokens(Fields& fields, std::initializer_list<std::string_view> names, GenerationRequest& out);
+
 // `stop`, a text or a list of them; `stop_sequences` is a list.
 void read_stops(Fields& fields, std::string_view name, GenerationRequest& out, Complaint& complaint);
 
+// How hard to think, which is whether to think; an explicit enable_thinking stands before it.
+void read_effort(Fields& fields, std::string_view name, GenerationRequest& out, Complaint& complaint);
+
 // Accepted without effect in the APIs of OpenAI: n, penalties, user, metadata, store, ...
 void read_neutral(Fields& fields);
-
-// Brings messages and tools in the form of the chat API into the template's, and checks that results follow
-// their calls. With exact off a last assistant message with answered calls loses its content, since the
-// template would close the turn after it (contract/tokenizer.md 2.8).
-void read_conversation(const Value& messages, const Value& tools, GenerationRequest& out,
-                       Complaint& complaint);
-
-// "auto", "none", "required" ("any"), or a name in `named`; checked against the tools.
-void choose_tool(std::string_view field, std::string_view kind, std::string_view name, GenerationRequest& out,
-                 Complaint& complaint);
-
-// A message of the chat API.
-Value message_of(std::string_view role, Value content);
 
 }  // namespace dgemma::server

@@ -65,6 +65,13 @@ std::optional<std::string> Fields::text(std::string_view name) {
     return std::nullopt;
 }
 
+std::string Fields::needed_text(std::string_view name) {
+    std::optional<std::string> given = text(name);
+    if (!given)
+        complaint_.refuse(path_of(name), fmt::format("{} is missing; it must be a string.", path_of(name)));
+    return std::move(given).value_or("");
+}
+
 std::optional<bool> Fields::toggle(std::string_view name) {
     const Value* value = take(name);
     if (value == nullptr) return std::nullopt;
@@ -103,6 +110,23 @@ std::optional<double> Fields::real(std::string_view name, double least, double m
     complaint_.refuse(path_of(name), fmt::format("{} must be a number from {} to {}, not {}.", path_of(name),
                                                  least, most, shown(*value)));
     return std::nullopt;
+}
+
+std::optional<float> Fields::above_zero(std::string_view name, float most) {
+    const Value* value = take(name);
+    if (value == nullptr) return std::nullopt;
+    const std::optional<double> number = number_of(*value);
+    // What is 0 as a float is not above it.
+    const float out = number && *number <= most ? static_cast<float>(*number) : 0;
+    if (out > 0) return out;
+    complaint_.refuse(path_of(name), fmt::format("{} must be a number above 0 and at most {}, not {}.",
+                                                 path_of(name), most, shown(*value)));
+    return std::nullopt;
+}
+
+bool Fields::is_number(std::string_view name, double number) {
+    const Value* value = take(name);
+    return value != nullptr && number_of(*value) == number;
 }
 
 const Value* Fields::list(std::string_view name) {

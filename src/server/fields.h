@@ -33,11 +33,17 @@ class Fields {
     // The value under a name; null and absent are the same, nullptr. The name counts as known from now on.
     const Value* take(std::string_view name);
 
+    // A text that must be there; empty where it is not, or no text, which is complained of.
+    std::string needed_text(std::string_view name);
+
     // Each is nothing where there is no value, or a wrong one, which is complained of.
     std::optional<std::string> text(std::string_view name);
     std::optional<bool> toggle(std::string_view name);
     std::optional<std::uint64_t> whole(std::string_view name, std::uint64_t least, std::uint64_t most);
     std::optional<double> real(std::string_view name, double least, double most);
+    std::optional<float> above_zero(std::string_view name, float most);
+    // Whether there is a number, and it is this one.
+    bool is_number(std::string_view name, double number);
     const Value* list(std::string_view name);
     const Value* object(std::string_view name);
 

@@ -1,11 +1,12 @@
 // POST /v1/messages and /v1/messages/count_tokens: Anthropic's form.
-#include <algorithm>
-#include <array>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "server/common_fields.h"
+#include "server/conversation.h"
 
 namespace dgemma::server {
 
@@ -13,171 +14,218 @@ using Type = Value::Type;
 
 namespace {
 
-// "messages" of "messages[1].content[0]".
-std::string field_of(const std::string& where) { return where.substr(0, where.find('[')); }
+// A text that has to be there.
+bool has_text(const Value& block, std::string_view key, const std::string& place, Complaint& complaint) {
+    if (is(block.find(key), Type::string)) return true;
+    complaint.refuse(fmt::format("{}.{}", place, key),
+                     fmt::format("{}.{} is missing or no string.", place, key));
+    return false;
+}
 
-// The text of a text block, or of a list of them; complains of other kinds.
+void refuse_type(const Value& block, const std::string& place, std::string_view known, Complaint& complaint) {
+    if (!block.is(Type::object)) {
+        return complaint.refuse(
+            place, fmt::format("{} must be a block, not {}.", place, text::describe(block.type())));
+    }
+    Fields fields(block, place + ".", complaint);
+    const std::string type = fields.needed_text("type");
+    complaint.refuse(place + ".type", fmt::format("{}.type is {}; {} read here.", place,
+                                                  text::json_quoted(type.substr(0, 60)), known));
+}
+
+// The text of `content`, a text or a list of text blocks; complains of other kinds.
 std::string block_text(const Value& content, const std::string& where, Complaint& complaint) {
     if (content.is(Type::string)) return content.as_string();
     std::string out;
     if (!content.is(Type::array)) {
-        complaint.refuse(field_of(where), fmt::format("{} must be a text or a list of blocks, not {}.", where,
-                                                      text::describe(content.type())));
+        complaint.refuse(where, fmt::format("{} must be a text or a list of blocks, not {}.", where,
+                                            text::describe(content.type())));
         return out;
     }
-    for (const Value& block : content.as_array()) {
-        if (text_at(block, "type") == "text" && is(block.find("text"), Type::string)) {
+    for (std::size_t i = 0; i < content.as_array().size(); ++i) {
+        const Value& block = content.as_array()[i];
+        const std::string place = fmt::format("{}[{}]", where, i);
+        if (text_at(block, "type") != "text")
+            refuse_type(block, place, "only text is", complaint);
+        else if (has_text(block, "text", place, complaint))
             out += text_at(block, "text");
-            continue;
-        }
-        complaint.refuse(field_of(where),
-                         fmt::format("{} holds a block of type {}, and only text is read here.", where,
-                                     text::json_quoted(text_at(block, "type").substr(0, 60))));
     }
     return out;
 }
 
-// One user message: results first, as the template wants them right behind the calls, then what the user
-// says.
-void add_user(const Value& content, const std::string& where, Value::Array& out, Complaint& complaint) {
-    if (content.is(Type::string)) {
-        out.push_back(message_of("user", content));
-        return;
-    }
-    if (!content.is(Type::array)) {
-        return complaint.refuse(field_of(where),
-                                fmt::format("{}.content must be a text or a list of blocks.", where));
-    }
-    Value::Array said;
-    for (std::size_t i = 0; i < content.as_array().size(); ++i) {
-        const Value& block = content.as_array()[i];
-        const std::string place = fmt::format("{}.content[{}]", where, i);
-        const std::string_view type = text_at(block, "type");
-        if (type == "tool_result") {
-            const Value* inner = block.find("content");
-            std::string result = is_null(inner) ? "" : block_text(*inner, place + ".content", complaint);
-            const Value* failed = block.find("is_error");
-            // The model's format has no mark for it, so the text says it.
-            if (is(failed, Type::boolean) && failed->as_boolean()) result.insert(0, "Error: ");
-            Value message = message_of("tool", Value::string(std::move(result)));
-            message.set("tool_call_id", string(text_at(block, "tool_use_id")));
-            if (!said.empty())
-                return complaint.refuse(field_of(where),
-                                        fmt::format("{} must come before the text of its message.", place));
-            out.push_back(std::move(message));
-        } else if (type == "text" && is(block.find("text"), Type::string)) {
-            said.push_back(object({{"type", string("text")}, {"text", *block.find("text")}}));
-        } else if (type == "image") {
-            said.push_back(object({{"type", string("image")}}));
-        } else {
-            return complaint.refuse(field_of(where),
-                                    fmt::format("{} has the type {}; text, image and tool_result are read.",
-                                                place, text::json_quoted(type.substr(0, 60))));
-        }
-    }
-    if (!said.empty()) out.push_back(message_of("user", Value::array(std::move(said))));
-}
+// The conversation in the form of the chat API, and what each message is called in this one.
+class Conversation {
+  public:
+    Conversation(Complaint& complaint, std::vector<std::string>& places)
+        : complaint_(complaint), places_(places) {}
 
-void add_assistant(const Value& content, const std::string& where, Value::Array& out, Complaint& complaint) {
-    if (content.is(Type::string)) {
-        out.push_back(message_of("assistant", content));
-        return;
-    }
-    if (!content.is(Type::array))
-        return complaint.refuse(field_of(where),
-                                fmt::format("{}.content must be a text or a list of blocks.", where));
-    std::string said, thought;
-    Value::Array calls;
-    for (std::size_t i = 0; i < content.as_array().size(); ++i) {
-        const Value& block = content.as_array()[i];
-        const std::string_view type = text_at(block, "type");
-        const std::string place = fmt::format("{}.content[{}]", where, i);
-        if (type == "text" && is(block.find("text"), Type::string)) {
-            said += text_at(block, "text");
-        } else if (type == "thinking" && is(block.find("thinking"), Type::string)) {
-            thought += (thought.empty() ? "" : "\n") + std::string(text_at(block, "thinking"));
-        } else if (type == "redacted_thinking") {
-            continue;  // nobody here can read it
-        } else if (type == "tool_use") {
-            if (!is(block.find("input"), Type::object) || text_at(block, "name").empty()) {
-                return complaint.refuse(field_of(where),
-                                        fmt::format("{} needs a name and an object as its input.", place));
-            }
-            calls.push_back(object({{"id", string(text_at(block, "id"))},
-                                    {"type", string("function")},
-                                    {"function", object({{"name", string(text_at(block, "name"))},
-                                                         {"arguments", *block.find("input")}})}}));
-        } else {
-            return complaint.refuse(field_of(where),
-                                    fmt::format("{} has the type {}; text, thinking and tool_use are read.",
-                                                place, text::json_quoted(type.substr(0, 60))));
-        }
-    }
-    Value message = message_of("assistant", said.empty() ? Value() : Value::string(std::move(said)));
-    if (!thought.empty()) message.set("reasoning_content", Value::string(std::move(thought)));
-    if (!calls.empty()) message.set("tool_calls", Value::array(std::move(calls)));
-    out.push_back(std::move(message));
-}
-
-Value messages_of(const Value& given, const Value* system, Complaint& complaint) {
-    Value::Array out;
-    if (system != nullptr) {
-        std::string text = block_text(*system, "system", complaint);
-        if (!text.empty()) out.push_back(message_of("system", Value::string(std::move(text))));
-    }
-    for (std::size_t i = 0; i < given.as_array().size(); ++i) {
-        const Value& message = given.as_array()[i];
-        const std::string where = fmt::format("messages[{}]", i);
-        const std::string_view role = text_at(message, "role");
+    void message(const Value& message, const std::string& where) {
         const Value* content = message.find("content");
-        if (is_null(content)) {
-            complaint.refuse("messages", fmt::format("{} needs a role and content.", where));
-        } else if (role == "user") {
-            add_user(*content, where, out, complaint);
-        } else if (role == "assistant") {
-            add_assistant(*content, where, out, complaint);
-        } else if (role == "system") {
-            out.push_back(message_of("system", string(block_text(*content, where, complaint))));
-        } else {
-            complaint.refuse("messages", fmt::format("{}.role must be user or assistant, not {}.", where,
-                                                     text::json_quoted(role.substr(0, 60))));
+        if (!message.is(Type::object)) {
+            return complaint_.refuse(
+                where, fmt::format("{} must be an object, not {}.", where, text::describe(message.type())));
         }
-        // Results that a text follows at once give two messages, and an assistant's last word cannot be gone
-        // on with: the template closes its turn.
-        if (complaint.error) return {};
+        Fields fields(message, where + ".", complaint_);
+        const std::string role = fields.needed_text("role");
+        if (complaint_.error) return;
+        if (role != "user" && role != "assistant" && role != "system") {
+            return complaint_.refuse(where + ".role",
+                                     fmt::format("{}.role must be user or assistant, not {}.", where,
+                                                 text::json_quoted(role.substr(0, 60))));
+        }
+        const std::string place = where + ".content";
+        if (is_null(content)) return complaint_.refuse(place, place + " is missing.");
+        if (role == "system") return system(*content, place);
+        if (content->is(Type::string)) return add(message_of(role, *content), where);
+        if (!content->is(Type::array)) {
+            return complaint_.refuse(place, fmt::format("{} must be a text or a list of blocks, not {}.",
+                                                        place, text::describe(content->type())));
+        }
+        role == "user" ? user(content->as_array(), where) : assistant(content->as_array(), where);
     }
-    if (!given.as_array().empty() && text_at(given.as_array().back(), "role") == "assistant") {
+
+    void system(const Value& content, const std::string& where) {
+        std::string text = block_text(content, where, complaint_);
+        if (!text.empty()) add(message_of("system", Value::string(std::move(text))), where);
+    }
+
+    Value take() { return Value::array(std::move(out_)); }
+
+  private:
+    void add(Value message, std::string place) {
+        out_.push_back(std::move(message));
+        places_.push_back(std::move(place));
+    }
+
+    // Results first, as the template wants them right behind the calls, then what the user says.
+    void user(const Value::Array& blocks, const std::string& where) {
+        Value::Array said;
+        for (std::size_t i = 0; i < blocks.size() && !complaint_.error; ++i) {
+            const Value& block = blocks[i];
+            const std::string place = fmt::format("{}.content[{}]", where, i);
+            const std::string_view type = text_at(block, "type");
+            if (type == "tool_result") {
+                if (!said.empty()) {
+                    return complaint_.refuse(
+                        place, fmt::format("{} must come before the text of its message.", place));
+                }
+                result(block, place);
+            } else if (type == "text") {
+                if (has_text(block, "text", place, complaint_))
+                    said.push_back(object({{"type", string("text")}, {"text", *block.find("text")}}));
+            } else if (type == "image") {
+                said.push_back(object({{"type", string("image")}}));
+            } else {
+                refuse_type(block, place, "text, image and tool_result are", complaint_);
+            }
+        }
+        if (!said.empty()) add(message_of("user", Value::array(std::move(said))), where);
+    }
+
+    void result(const Value& block, const std::string& place) {
+        Fields fields(block, place + ".", complaint_);
+        const std::string id = fields.text("tool_use_id").value_or("");
+        const bool failed = fields.toggle("is_error").value_or(false);
+        const Value* inner = fields.take("content");
+        std::string text = inner == nullptr ? "" : block_text(*inner, place + ".content", complaint_);
+        // The model's format has no mark for it, so the text says it.
+        if (failed) text.insert(0, "Error: ");
+        Value message = message_of("tool", Value::string(std::move(text)));
+        message.set("tool_call_id", string(id));
+        add(std::move(message), place);
+    }
+
+    void assistant(const Value::Array& blocks, const std::string& where) {
+        std::string said, thought;
+        Value::Array calls;
+        for (std::size_t i = 0; i < blocks.size() && !complaint_.error; ++i) {
+            const Value& block = blocks[i];
+            const std::string_view type = text_at(block, "type");
+            const std::string place = fmt::format("{}.content[{}]", where, i);
+            if (type == "text") {
+                if (has_text(block, "text", place, complaint_)) said += text_at(block, "text");
+            } else if (type == "thinking") {
+                if (has_text(block, "thinking", place, complaint_))
+                    thought += (thought.empty() ? "" : "\n") + std::string(text_at(block, "thinking"));
+            } else if (type == "tool_use") {
+                calls.push_back(call(block, place));
+            } else if (type != "redacted_thinking") {  // which nobody here can read
+                refuse_type(block, place, "text, thinking and tool_use are", complaint_);
+            }
+        }
+        Value message = message_of("assistant", said.empty() ? Value() : Value::string(std::move(said)));
+        if (!thought.empty()) message.set("reasoning_content", Value::string(std::move(thought)));
+        if (!calls.empty()) message.set("tool_calls", Value::array(std::move(calls)));
+        add(std::move(message), where);
+    }
+
+    Value call(const Value& block, const std::string& place) {
+        Fields fields(block, place + ".", complaint_);
+        const std::string id = fields.text("id").value_or(""), name = fields.needed_text("name");
+        if (name.empty()) complaint_.refuse(place + ".name", place + ".name is empty.");
+        const Value* input = fields.object("input");
+        if (input == nullptr)
+            complaint_.refuse(place + ".input", place + ".input is missing; it must be an object.");
+        return object({{"id", string(id)},
+                       {"type", string("function")},
+                       {"function", object({{"name", string(name)},
+                                            {"arguments", input != nullptr ? *input : Value()}})}});
+    }
+
+    Complaint& complaint_;
+    std::vector<std::string>& places_;
+    Value::Array out_;
+};
+
+Value messages_of(const Value& given, const Value* system, std::vector<std::string>& places,
+                  Complaint& complaint) {
+    Conversation conversation(complaint, places);
+    if (system != nullptr) conversation.system(*system, "system");
+    const Value::Array& messages = given.as_array();
+    for (std::size_t i = 0; i < messages.size() && !complaint.error; ++i)
+        conversation.message(messages[i], fmt::format("messages[{}]", i));
+    // Results that a text follows at once give two messages, and an assistant's last word cannot be gone on
+    // with: the template closes its turn.
+    if (!messages.empty() && text_at(messages.back(), "role") == "assistant") {
         complaint.cannot(
             "messages",
             "messages ends with one of the assistant, and a reply cannot be begun for the model; let "
             "the last one be the user's.");
     }
-    return Value::array(std::move(out));
+    return conversation.take();
 }
 
 Value tools_of(const Value* given, Complaint& complaint) {
     if (given == nullptr) return {};
     Value::Array out;
-    for (std::size_t i = 0; i < given->as_array().size(); ++i) {
+    for (std::size_t i = 0; i < given->as_array().size() && !complaint.error; ++i) {
         const Value& tool = given->as_array()[i];
         const std::string where = fmt::format("tools[{}]", i);
-        const std::string_view type = text_at(tool, "type");
-        if (!type.empty() && type != "custom") {
-            complaint.refuse("tools",
-                             fmt::format("{} has the type {}, a tool of another service; only tools of your "
-                                         "own are called.",
+        if (!tool.is(Type::object)) {
+            complaint.refuse(
+                where, fmt::format("{} must be an object, not {}.", where, text::describe(tool.type())));
+            break;
+        }
+        Fields fields(tool, where + ".", complaint);
+        const std::string type = fields.text("type").value_or("custom");
+        if (type != "custom") {
+            complaint.refuse(where + ".type",
+                             fmt::format("{}.type is {}, a tool of another service; only tools of your own "
+                                         "are called.",
                                          where, text::json_quoted(type.substr(0, 60))));
-            return {};
         }
-        if (!is(tool.find("input_schema"), Type::object) || text_at(tool, "name").empty()) {
-            complaint.refuse("tools",
-                             fmt::format("{} needs a name and an object as its input_schema.", where));
-            return {};
-        }
-        out.push_back(object({{"type", string("function")},
-                              {"function", object({{"name", string(text_at(tool, "name"))},
-                                                   {"description", string(text_at(tool, "description"))},
-                                                   {"parameters", *tool.find("input_schema")}})}}));
+        const std::string name = fields.needed_text("name");
+        if (name.empty()) complaint.refuse(where + ".name", where + ".name is empty.");
+        const std::string description = fields.text("description").value_or("");
+        const Value* schema = fields.object("input_schema");
+        if (schema == nullptr)
+            complaint.refuse(where + ".input_schema",
+                             where + ".input_schema is missing; it must be an object.");
+        out.push_back(
+            object({{"type", string("function")},
+                    {"function", object({{"name", string(name)},
+                                         {"description", string(description)},
+                                         {"parameters", schema != nullptr ? *schema : Value()}})}}));
     }
     return Value::array(std::move(out));
 }
@@ -185,7 +233,7 @@ Value tools_of(const Value* given, Complaint& complaint) {
 void read_thinking(const Value* given, GenerationRequest& out, Complaint& complaint) {
     if (given == nullptr) return;
     Fields fields(*given, "thinking.", complaint);
-    const std::string type = fields.text("type").value_or("");
+    const std::string type = fields.needed_text("type");
     // How long a thought may be is not something that the model can be told: the budget is accepted.
     fields.ignore({"budget_tokens", "display"});
     fields.finish();
@@ -197,13 +245,16 @@ void read_thinking(const Value* given, GenerationRequest& out, Complaint& compla
 void read_tool_choice(const Value* given, GenerationRequest& out, Complaint& complaint) {
     if (given == nullptr || complaint.error) return;
     Fields fields(*given, "tool_choice.", complaint);
-    const std::string type = fields.text("type").value_or("");
-    const std::string name = fields.text("name").value_or("");
+    const std::string type = fields.needed_text("type");
+    const std::string name = type == "tool" ? fields.needed_text("name") : fields.text("name").value_or("");
     if (fields.toggle("disable_parallel_tool_use").value_or(false)) out.parallel_tool_calls = false;
     fields.finish();
-    if (type == "auto" || type == "none" || type == "any" || (type == "tool" && !name.empty()))
+    if (type == "tool") return choose_tool("tool_choice.name", type, name, out, complaint);
+    if (type == "auto" || type == "none" || type == "any")
         return choose_tool("tool_choice", type, name, out, complaint);
-    complaint.refuse("tool_choice", "tool_choice.type must be auto, any, none, or tool with a name.");
+    complaint.refuse("tool_choice.type",
+                     fmt::format("tool_choice.type must be auto, any, none or tool, not {}.",
+                                 text::json_quoted(type.substr(0, 60))));
 }
 
 }  // namespace
@@ -227,19 +278,19 @@ std::optional<ApiError> read_messages(const Value& body, bool lenient, bool coun
         inner.never("format", "the form of the answer is not constrained");
         inner.finish();
     }
-    const auto most = fields.whole("max_tokens", 1, most_tokens);
-    if (!most && !count_only)
+    read_max_tokens(fields, {"max_tokens"}, out);
+    if (out.max_tokens == 0 && !count_only)
         complaint.refuse("max_tokens", "max_tokens is missing; say how long the reply may be.");
-    out.max_tokens = static_cast<int>(most.value_or(0));
     read_thinking(fields.object("thinking"), out, complaint);
     const Value* messages = fields.list("messages");
     const Value* system = fields.take("system");
     const Value* tools = fields.list("tools");
     const Value* choice = fields.object("tool_choice");
     fields.finish();
-    if (messages == nullptr) complaint.refuse("messages", "messages is missing; send a list of messages.");
+    if (messages == nullptr || messages->as_array().empty())
+        complaint.refuse("messages", "messages is missing or empty; send a list of messages.");
     if (complaint.error) return complaint.error;
-    const Value converted = messages_of(*messages, system, complaint);
+    const Value converted = messages_of(*messages, system, out.places, complaint);
     const Value declared = tools_of(tools, complaint);
     if (complaint.error) return complaint.error;
     read_conversation(converted, declared, out, complaint);

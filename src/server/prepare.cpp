@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "server/common_fields.h"
+#include "server/conversation.h"
 #include "text/utf8.h"
 
 namespace dgemma::server {
@@ -52,19 +53,36 @@ Result<Value> parse_body(std::string_view body) {
 }
 
 // Control tokens in a client's text are text; as ids they can be given, so these are refused.
-std::optional<ApiError> check_ids(const std::vector<std::int32_t>& ids, const text::Tokenizer& tokenizer,
-                                  bool control_too) {
-    for (const std::int32_t id : ids) {
-        const bool unknown = id >= tokenizer.vocab_size();
-        const bool control = tokenizer.is_special(id) && tokenizer.token(id) != "<bos>";
+std::optional<ApiError> check_ids(std::string_view field, const std::vector<std::int32_t>& ids,
+                                  const text::Tokenizer& tokenizer, bool control_too) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const bool unknown = ids[i] >= tokenizer.vocab_size();
+        const bool control = tokenizer.is_special(ids[i]) && tokenizer.token(ids[i]) != "<bos>";
         if (!unknown && (control_too || !control)) continue;
-        return ApiError{.message = fmt::format("The token id {} is {}.", id,
+        std::string place = fmt::format("{}[{}]", field, i);
+        return ApiError{.message = fmt::format("{} is {}, which is {}.", place, ids[i],
                                                unknown ? "outside the vocabulary"
-                                                       : "a control token, which a prompt "
-                                                         "may not hold"),
-                        .field = "prompt"};
+                                                       : "a control token that a prompt may not hold"),
+                        .field = std::move(place)};
     }
     return std::nullopt;
+}
+
+// Why a conversation makes no prompt. The renderer does not say which message holds what nobody can read.
+ApiError prompt_error(const GenerationRequest& request, const Error& error) {
+    ApiError out = conversation_error(request, error);
+    if (error.kind != ErrorKind::unsupported) return out;
+    const Value::Array& messages = request.chat.messages.as_array();
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const Value* content = messages[i].find("content");
+        if (!is(content, Type::array)) continue;
+        for (const Value& part : content->as_array()) {
+            if (text_at(part, "type") == "text") continue;
+            out.field = place_of(request, i) + ".content";
+            return out;
+        }
+    }
+    return out;
 }
 
 // Where the messages are results of calls that this server made, the engine can go on from what it has. What
@@ -119,7 +137,7 @@ std::variant<Prepared, ApiError> prepare(Api api, std::string_view body, bool le
                 .field = "prompt"};
         }
         if (!out.request.ids.empty()) {
-            if (auto bad = check_ids(out.request.ids, tokenizer, false)) return *std::move(bad);
+            if (auto bad = check_ids("prompt", out.request.ids, tokenizer, false)) return *std::move(bad);
             out.prompt = reply::plain_prompt(tokenizer, "");
             const bool begun = out.request.ids.front() == tokenizer.id_of("<bos>");
             out.prompt.ids.insert(out.prompt.ids.end(), out.request.ids.begin() + (begun ? 1 : 0),
@@ -131,7 +149,7 @@ std::variant<Prepared, ApiError> prepare(Api api, std::string_view body, bool le
     }
     Result<reply::Prompt> prompt =
         reply::chat_prompt(tokenizer, out.model->revision, out.request.chat, most_bytes);
-    if (!prompt) return api_error_of(prompt.error(), api == Api::responses ? "input" : "messages");
+    if (!prompt) return prompt_error(out.request, prompt.error());
     out.prompt = std::move(prompt).value();
     if (!count_only) out.continuation = continuation_of(out);
     return out;
@@ -170,7 +188,7 @@ std::variant<std::string, ApiError> tokenize_json(std::string_view body, const S
     } else {
         Result<reply::Prompt> prompt =
             reply::chat_prompt(model->tokenizer, model->revision, request.chat, most_tokenized);
-        if (!prompt) return api_error_of(prompt.error(), "messages");
+        if (!prompt) return prompt_error(request, prompt.error());
         ids = std::move(prompt->ids);
     }
     return fmt::format("{{\"tokens\":[{}],\"count\":{}}}", fmt::join(ids, ","), ids.size());
@@ -192,16 +210,17 @@ std::variant<std::string, ApiError> detokenize_json(std::string_view body, const
     const auto model = model_named(models, name);
     if (!model) return no_such_model(models, name);
     std::vector<std::int32_t> ids;
-    for (const Value& token : tokens->as_array()) {
+    for (std::size_t i = 0; i < tokens->as_array().size(); ++i) {
+        const Value& token = tokens->as_array()[i];
         const bool fits = token.is(Type::integer) && token.as_integer().digits.size() <= 9 &&
                           token.as_integer().digits.front() != '-';
-        if (!fits) return ApiError{.message = "tokens must hold token ids only.", .field = "tokens"};
+        if (!fits) {
+            std::string place = fmt::format("tokens[{}]", i);
+            return ApiError{.message = place + " is no token id.", .field = std::move(place)};
+        }
         ids.push_back(static_cast<std::int32_t>(std::stol(token.as_integer().digits)));
     }
-    if (auto bad = check_ids(ids, model->tokenizer, true)) {
-        bad->field = "tokens";
-        return *std::move(bad);
-    }
+    if (auto bad = check_ids("tokens", ids, model->tokenizer, true)) return *std::move(bad);
     return text::to_json(object({{"text", string(model->tokenizer.decode(ids, skip))}}));
 }
 

@@ -35,12 +35,15 @@ struct DiffusionFields {
 struct GenerationRequest {
     Api api = Api::chat;
     std::string model;
-    text::ChatInput chat;           // of every API but completions
+    text::ChatInput chat;  // of every API but completions
+    // What each message of `chat` is called in the request; empty: messages[0], messages[1], ...
+    std::vector<std::string> places;
     std::string text;               // of completions, or
     std::vector<std::int32_t> ids;  // the same as ids
     bool stream = false;
-    bool include_usage = false;  // of streams of chat and completions
-    int max_tokens = 0;          // 0: the engine's default
+    bool include_usage = false;         // of streams of chat and completions
+    int max_tokens = 0;                 // 0: the engine's default
+    std::string_view max_tokens_field;  // where they were given; empty: nowhere
     std::optional<std::uint64_t> seed;
     float temperature = 0;
     std::vector<std::string> stops;

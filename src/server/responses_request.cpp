@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "server/common_fields.h"
+#include "server/conversation.h"
 #include "server/sealed_thought.h"
 
 namespace dgemma::server {
@@ -15,125 +16,153 @@ namespace {
 // Puts items together to messages: a thought, what is said and the calls of one turn are one of them.
 class Conversation {
   public:
-    explicit Conversation(Complaint& complaint) : complaint_(complaint) {}
+    Conversation(Complaint& complaint, std::vector<std::string>& places)
+        : complaint_(complaint), places_(places) {}
 
     void item(const Value& item, const std::string& where) {
-        const std::string_view type = text_at(item, "type");
-        if (type.empty() || type == "message") return message(item, where);
-        if (type == "reasoning") return reasoning(item);
+        if (!item.is(Type::object)) {
+            return complaint_.refuse(
+                where, fmt::format("{} must be an object, not {}.", where, text::describe(item.type())));
+        }
+        Fields fields(item, where + ".", complaint_);
+        const std::string type = fields.text("type").value_or("message");
+        if (complaint_.error) return;
+        if (type == "message") return message(item, where);
+        if (type == "reasoning") return reasoning(item, where);
         if (type == "function_call") return call(item, where);
         if (type == "function_call_output") return output(item, where);
         if (type == "item_reference") {
             return complaint_.refuse(
-                "input", fmt::format("{} refers to an item that is not kept here (any more); send the item "
-                                     "itself.",
-                                     where));
+                where + ".id",
+                fmt::format("{} refers to an item that is not kept here (any more); send the item "
+                            "itself.",
+                            where));
         }
-        complaint_.refuse("input", fmt::format("{} has the type {}; message, reasoning, function_call and "
-                                               "function_call_output are read.",
-                                               where, text::json_quoted(type.substr(0, 60))));
+        complaint_.refuse(where + ".type", fmt::format("{}.type is {}; message, reasoning, function_call and "
+                                                       "function_call_output are read.",
+                                                       where, text::json_quoted(type.substr(0, 60))));
     }
 
-    void say(std::string_view role, Value content) { out_.push_back(message_of(role, std::move(content))); }
+    void say(std::string_view role, Value content, std::string place) {
+        out_.push_back(message_of(role, std::move(content)));
+        places_.push_back(std::move(place));
+    }
 
     Value::Array take() { return std::move(out_); }
 
   private:
     // The assistant message that goes on with this item.
-    Value& assistant() {
+    Value& assistant(const std::string& where) {
         const bool open = !out_.empty() && text_at(out_.back(), "role") == "assistant";
-        if (!open) say("assistant", Value());
+        if (!open) say("assistant", Value(), where);
         return out_.back();
     }
 
-    void message(const Value& item, const std::string& where) {
-        const std::string_view role = text_at(item, "role");
-        const Value* content = item.find("content");
-        Value parts;
-        if (is(content, Type::string)) {
-            parts = *content;
-        } else if (is(content, Type::array)) {
-            Value::Array out;
-            for (std::size_t i = 0; i < content->as_array().size(); ++i) {
-                const Value& part = content->as_array()[i];
-                const std::string_view type = text_at(part, "type");
-                if (type == "input_image") {
-                    out.push_back(object({{"type", string("image")}}));
-                } else if (type == "input_text" || type == "output_text" || type == "text" ||
-                           type == "refusal") {
-                    const std::string_view key = type == "refusal" ? "refusal" : "text";
-                    if (!is(part.find(key), Type::string)) {
-                        return complaint_.refuse(
-                            "input", fmt::format("{}.content[{}].{} must be a text.", where, i, key));
-                    }
-                    out.push_back(object({{"type", string("text")}, {"text", *part.find(key)}}));
-                } else {
-                    return complaint_.refuse(
-                        "input",
-                        fmt::format("{}.content[{}] has the type {}; input_text and output_text are read.",
-                                    where, i, text::json_quoted(type.substr(0, 60))));
-                }
-            }
-            parts = Value::array(std::move(out));
-        } else {
-            return complaint_.refuse("input", fmt::format("{} needs a role and content.", where));
+    // The parts of a message, or of a call's output, in the form of the chat API.
+    Value parts(const Value& content, const std::string& where) {
+        if (content.is(Type::string)) return content;
+        if (!content.is(Type::array)) {
+            complaint_.refuse(where, fmt::format("{} must be a text or a list of parts, not {}.", where,
+                                                 text::describe(content.type())));
+            return {};
         }
+        Value::Array out;
+        for (std::size_t i = 0; i < content.as_array().size() && !complaint_.error; ++i)
+            out.push_back(part(content.as_array()[i], fmt::format("{}[{}]", where, i)));
+        return Value::array(std::move(out));
+    }
+
+    Value part(const Value& part, const std::string& where) {
+        if (!part.is(Type::object)) {
+            complaint_.refuse(where,
+                              fmt::format("{} must be a part, not {}.", where, text::describe(part.type())));
+            return {};
+        }
+        Fields fields(part, where + ".", complaint_);
+        const std::string type = fields.needed_text("type");
+        if (type == "input_image") return object({{"type", string("image")}});
+        if (type != "input_text" && type != "output_text" && type != "text" && type != "refusal") {
+            complaint_.refuse(where + ".type",
+                              fmt::format("{}.type is {}; input_text and output_text are read.", where,
+                                          text::json_quoted(type.substr(0, 60))));
+            return {};
+        }
+        return object({{"type", string("text")},
+                       {"text", string(fields.needed_text(type == "refusal" ? "refusal" : "text"))}});
+    }
+
+    void message(const Value& item, const std::string& where) {
+        Fields fields(item, where + ".", complaint_);
+        const std::string role = fields.needed_text("role");
+        if (!complaint_.error && role != "user" && role != "assistant" && role != "system" &&
+            role != "developer") {
+            return complaint_.refuse(
+                where + ".role", fmt::format("{}.role must be user, assistant, system or developer, not {}.",
+                                             where, text::json_quoted(role.substr(0, 60))));
+        }
+        const Value* content = fields.take("content");
+        if (content == nullptr) return complaint_.refuse(where + ".content", where + ".content is missing.");
+        Value said = parts(*content, where + ".content");
         // Right behind a thought, the message is what was said after it.
         if (role == "assistant" && !out_.empty() && is_null(out_.back().find("content")) &&
             text_at(out_.back(), "role") == "assistant") {
-            out_.back().set("content", std::move(parts));
+            out_.back().set("content", std::move(said));
             return;
         }
-        say(role, std::move(parts));
+        say(role, std::move(said), where);
     }
 
-    void reasoning(const Value& item) {
+    void reasoning(const Value& item, const std::string& where) {
+        Fields fields(item, where + ".", complaint_);
         std::string thought;
-        const auto add = [&](const Value* parts) {
-            if (!is(parts, Type::array) || !thought.empty()) return;
+        const auto add = [&](std::string_view name) {
+            const Value* parts = fields.list(name);
+            if (parts == nullptr || !thought.empty()) return;
             for (const Value& part : parts->as_array())
                 thought += (thought.empty() ? "" : "\n") + std::string(text_at(part, "text"));
         };
-        add(item.find("content"));
-        if (thought.empty()) thought = thought_of(text_at(item, "encrypted_content"));
-        add(item.find("summary"));
+        add("content");
+        const std::string sealed = fields.text("encrypted_content").value_or("");
+        if (thought.empty()) thought = thought_of(sealed);
+        add("summary");
         if (!thought.empty()) {
-            say("assistant", Value());
+            say("assistant", Value(), where);
             out_.back().set("reasoning_content", Value::string(std::move(thought)));
         }
     }
 
     void call(const Value& item, const std::string& where) {
-        const std::string_view name = text_at(item, "name");
-        if (name.empty() || !is(item.find("arguments"), Type::string))
-            return complaint_.refuse("input",
-                                     fmt::format("{} needs a name, and arguments as JSON text.", where));
-        Value& message = assistant();
+        Fields fields(item, where + ".", complaint_);
+        const std::string name = fields.needed_text("name"), id = fields.text("call_id").value_or("");
+        if (name.empty()) complaint_.refuse(where + ".name", where + ".name is empty.");
+        const std::string given = fields.needed_text("arguments");
+        if (complaint_.error) return;
+        const std::string place = where + ".arguments";
+        Result<Value> arguments = text::parse_json(given, place);
+        if (!arguments) return complaint_.refuse(place, api_error_of(arguments.error(), "").message);
+        if (!arguments->is(Type::object))
+            return complaint_.refuse(place, place + " must be JSON text of an object.");
+        Value& message = assistant(where);
         Value::Array calls;
-        if (const Value* given = message.find("tool_calls"); is(given, Type::array))
-            calls = given->as_array();
-        calls.push_back(
-            object({{"id", string(text_at(item, "call_id"))},
-                    {"type", string("function")},
-                    {"function", object({{"name", string(name)}, {"arguments", *item.find("arguments")}})}}));
+        if (const Value* before = message.find("tool_calls"); is(before, Type::array))
+            calls = before->as_array();
+        calls.push_back(object({{"id", string(id)},
+                                {"type", string("function")},
+                                {"function", object({{"name", string(name)}, {"arguments", *arguments}})}}));
         message.set("tool_calls", Value::array(std::move(calls)));
     }
 
     void output(const Value& item, const std::string& where) {
-        const Value* output = item.find("output");
-        std::string result;
-        if (is(output, Type::string)) {
-            result = output->as_string();
-        } else if (is(output, Type::array)) {
-            for (const Value& part : output->as_array()) result += text_at(part, "text");
-        } else {
-            return complaint_.refuse("input", fmt::format("{}.output must be a text.", where));
-        }
-        say("tool", Value::string(std::move(result)));
-        out_.back().set("tool_call_id", string(text_at(item, "call_id")));
+        Fields fields(item, where + ".", complaint_);
+        const std::string id = fields.text("call_id").value_or("");
+        const Value* given = fields.take("output");
+        if (given == nullptr) return complaint_.refuse(where + ".output", where + ".output is missing.");
+        say("tool", parts(*given, where + ".output"), where);
+        out_.back().set("tool_call_id", string(id));
     }
 
     Complaint& complaint_;
+    std::vector<std::string>& places_;
     Value::Array out_;
 };
 
@@ -141,19 +170,29 @@ class Conversation {
 Value tools_of(const Value* given, Complaint& complaint) {
     if (given == nullptr) return {};
     Value::Array out;
-    for (std::size_t i = 0; i < given->as_array().size(); ++i) {
+    for (std::size_t i = 0; i < given->as_array().size() && !complaint.error; ++i) {
         const Value& tool = given->as_array()[i];
-        if (text_at(tool, "type") != "function" || text_at(tool, "name").empty()) {
-            complaint.refuse("tools",
-                             fmt::format("tools[{}] must be {{\"type\": \"function\", \"name\": ..., "
-                                         "\"parameters\": ...}}; no other tool can be called.",
-                                         i));
-            return {};
+        const std::string where = fmt::format("tools[{}]", i);
+        if (!tool.is(Type::object)) {
+            complaint.refuse(
+                where, fmt::format("{} must be an object, not {}.", where, text::describe(tool.type())));
+            break;
         }
-        Value function = object({{"name", *tool.find("name")}});
-        for (const std::string_view key : {"description", "parameters"}) {
-            if (const Value* value = tool.find(key); !is_null(value)) function.set(key, *value);
+        Fields fields(tool, where + ".", complaint);
+        const std::string type = fields.needed_text("type");
+        if (type != "function") {
+            complaint.refuse(
+                where + ".type",
+                fmt::format("{} must be {{\"type\": \"function\", \"name\": ..., \"parameters\": "
+                            "...}}; no other tool can be called.",
+                            where));
         }
+        const std::string name = fields.needed_text("name");
+        if (name.empty()) complaint.refuse(where + ".name", where + ".name is empty.");
+        Value function = object({{"name", string(name)}});
+        if (auto description = fields.text("description"))
+            function.set("description", Value::string(*std::move(description)));
+        if (const Value* schema = fields.object("parameters")) function.set("parameters", *schema);
         Value::Object members;
         members.push_back({"type", string("function")});
         members.push_back({"function", std::move(function)});
@@ -164,23 +203,27 @@ Value tools_of(const Value* given, Complaint& complaint) {
 
 void read_tool_choice(const Value* given, GenerationRequest& out, Complaint& complaint) {
     if (given == nullptr || complaint.error) return;
-    if (is(given, Type::string)) {
+    constexpr std::string_view forms =
+        R"(must be "auto", "none", "required" or {"type": "function", "name": ...})";
+    if (given->is(Type::string)) {
         const std::string& word = given->as_string();
         if (word == "auto" || word == "none" || word == "required")
             return choose_tool("tool_choice", word, "", out, complaint);
-    } else if (text_at(*given, "type") == "function" && !text_at(*given, "name").empty()) {
-        return choose_tool("tool_choice", "named", text_at(*given, "name"), out, complaint);
     }
-    complaint.refuse(
-        "tool_choice",
-        "tool_choice must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"name\": "
-        "...}.");
+    if (!given->is(Type::object))
+        return complaint.refuse("tool_choice", fmt::format("tool_choice {}.", forms));
+    Fields fields(*given, "tool_choice.", complaint);
+    const std::string type = fields.needed_text("type");
+    if (type != "function")
+        complaint.refuse("tool_choice.type",
+                         fmt::format("tool_choice.type names none: tool_choice {}.", forms));
+    choose_tool("tool_choice.name", "named", fields.needed_text("name"), out, complaint);
 }
 
 void read_reasoning(const Value* given, GenerationRequest& out, Complaint& complaint) {
     if (given == nullptr) return;
     Fields fields(*given, "reasoning.", complaint);
-    if (const auto effort = fields.text("effort")) out.chat.enable_thinking = *effort != "none";
+    read_effort(fields, "effort", out, complaint);
     const auto summary = fields.text("summary");
     const auto older = fields.text("generate_summary");
     out.reasoning_summary = summary || older;
@@ -190,12 +233,16 @@ void read_reasoning(const Value* given, GenerationRequest& out, Complaint& compl
 
 void read_include(const Value* given, GenerationRequest& out, Complaint& complaint) {
     if (given == nullptr) return;
-    for (const Value& entry : given->as_array()) {
-        if (is(&entry, Type::string) && entry.as_string() == "reasoning.encrypted_content") {
+    for (std::size_t i = 0; i < given->as_array().size(); ++i) {
+        const Value& entry = given->as_array()[i];
+        const std::string place = fmt::format("include[{}]", i);
+        if (!entry.is(Type::string))
+            complaint.refuse(
+                place, fmt::format("{} must be a string, not {}.", place, text::describe(entry.type())));
+        else if (entry.as_string() == "reasoning.encrypted_content")
             out.reasoning_to_send_back = true;
-        } else {
-            complaint.cannot("include", "include can only hold \"reasoning.encrypted_content\" here.");
-        }
+        else
+            complaint.cannot(place, place + " can only be \"reasoning.encrypted_content\" here.");
     }
 }
 
@@ -207,9 +254,10 @@ void read_text(const Value* given, Complaint& complaint) {
     fields.finish();
 }
 
-// The whole conversation: what an earlier response left, and the input with its references replaced.
+// The whole conversation: what an earlier response left, which are so many items (kept), and the input with
+// its references replaced.
 Value::Array items_of(const Value* input, const std::optional<std::string>& previous, ResponseStore* store,
-                      Complaint& complaint) {
+                      std::size_t& kept, Complaint& complaint) {
     Value::Array out;
     if (previous) {
         auto before = store != nullptr ? store->conversation(*previous) : std::nullopt;
@@ -221,6 +269,7 @@ Value::Array items_of(const Value* input, const std::optional<std::string>& prev
             return out;
         }
         out = *std::move(before);
+        kept = out.size();
     }
     if (is(input, Type::string)) {
         out.push_back(message_of("user", *input));
@@ -228,9 +277,9 @@ Value::Array items_of(const Value* input, const std::optional<std::string>& prev
         for (const Value& item : input->as_array()) {
             const bool reference = text_at(item, "type") == "item_reference" ||
                                    (item.find("type") == nullptr && item.find("role") == nullptr);
-            auto kept =
+            auto known =
                 reference && store != nullptr ? store->item(std::string(text_at(item, "id"))) : std::nullopt;
-            out.push_back(kept ? *std::move(kept) : item);
+            out.push_back(known ? *std::move(known) : item);
         }
     } else {
         complaint.refuse("input", "input must be a text or a list of items.");
@@ -249,7 +298,7 @@ std::optional<ApiError> read_responses(const Value& body, bool lenient, Response
     read_common(fields, 2, out, complaint);
     read_neutral(fields);
     read_stops(fields, "stop", out, complaint);
-    out.max_tokens = static_cast<int>(fields.whole("max_output_tokens", 1, most_tokens).value_or(0));
+    read_max_tokens(fields, {"max_output_tokens"}, out);
     if (const auto parallel = fields.toggle("parallel_tool_calls")) out.parallel_tool_calls = *parallel;
     fields.neutral("background", {"false"});
     fields.neutral("truncation", {R"("disabled")"});
@@ -268,11 +317,16 @@ std::optional<ApiError> read_responses(const Value& body, bool lenient, Response
     const Value* tools = fields.list("tools");
     const Value* choice = fields.take("tool_choice");
     fields.finish();
-    Conversation conversation(complaint);
-    if (instructions && !instructions->empty()) conversation.say("system", string(*instructions));
-    out.conversation = items_of(input, previous, store, complaint);
-    for (std::size_t i = 0; i < out.conversation.size(); ++i)
-        conversation.item(out.conversation[i], fmt::format("input[{}]", i));
+    if (complaint.error) return complaint.error;
+    Conversation conversation(complaint, out.places);
+    if (instructions && !instructions->empty())
+        conversation.say("system", string(*instructions), "instructions");
+    std::size_t kept = 0;
+    out.conversation = items_of(input, previous, store, kept, complaint);
+    for (std::size_t i = 0; i < out.conversation.size() && !complaint.error; ++i) {
+        conversation.item(out.conversation[i],
+                          i < kept ? "previous_response_id" : fmt::format("input[{}]", i - kept));
+    }
     const Value declared = tools_of(tools, complaint);
     if (complaint.error) return complaint.error;
     for (const std::string_view name :

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reply/prompt.h"
@@ -65,6 +66,7 @@ class Turn : public std::enable_shared_from_this<Turn> {
     std::optional<ApiError> submit();
     [[nodiscard]] engine::Request engine_request() const;
     [[nodiscard]] std::vector<diffusion::Pin> pins() const;
+    [[nodiscard]] std::string_view to_blame(const Error& error, int canvas, bool shrink) const;
 
     void on_started(const engine::StartEvent& event);
     void on_step(const TakeStep& step);

@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "engine/budget.h"
 #include "reply/reading.h"
+#include "server/conversation.h"
 #include "server/schema.h"
 #include "server/turn.h"
 #include "server/turn_listener.h"
@@ -95,6 +97,16 @@ void Turn::remember_round(const TakeEnd& end) {
                              last_id_);
 }
 
+// The field that an error of the engine is about: the limit of tokens, where without one there would be none.
+std::string_view Turn::to_blame(const Error& error, int canvas, bool shrink) const {
+    const bool fits =
+        engine::plan_budget(static_cast<int>(log_.size()), 0, canvas, shrink, model_->port->context_limit())
+            .ok();
+    if (error.kind == ErrorKind::context_length && fits && !request_.max_tokens_field.empty())
+        return request_.max_tokens_field;
+    return conversation_field(request_.api);
+}
+
 std::optional<ApiError> Turn::submit() {
     engine::Request request = engine_request();
     const int canvas = request.canvas_length > 0 ? request.canvas_length : model_->port->canvas_length();
@@ -106,6 +118,7 @@ std::optional<ApiError> Turn::submit() {
                                    request.pins.size(), canvas),
             .field = "tool_choice"};
     }
+    const bool shrink = request.shrink_canvas;
     TakeOptions options;
     options.parser = reply::parser_options(request, starts_in_thought_);
     options.stops = request_.stops;
@@ -140,9 +153,7 @@ std::optional<ApiError> Turn::submit() {
         return std::nullopt;
     }
     over_ = true;
-    ApiError error = api_error_of(id.error(), request_.api == Api::completions ? "prompt"
-                                              : request_.api == Api::responses ? "input"
-                                                                               : "messages");
+    ApiError error = api_error_of(id.error(), to_blame(id.error(), canvas, shrink));
     if (id.error().kind == ErrorKind::overloaded) error.retry_after = model_->port->retry_after_seconds();
     return error;
 }

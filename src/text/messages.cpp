@@ -20,6 +20,11 @@ Error invalid(std::string message) { return Error{ErrorKind::invalid, std::move(
 
 std::string_view kind_of(TemplateValue value) { return value ? describe(value->type()) : "missing"; }
 
+std::string_view name_kind(const Value& function) {
+    const Value* name = function.find("name");
+    return is_type(name, Type::string) ? "empty" : kind_of(name);
+}
+
 Status check_text_or_null(const Value& object, std::string_view key, const std::string& where) {
     const Value* value = object.find(key);
     if (!value || value->is(Type::null) || value->is(Type::string)) return {};
@@ -29,8 +34,8 @@ Status check_text_or_null(const Value& object, std::string_view key, const std::
 Status check_part(const Value& part, const std::string& where) {
     const Value* type = part.find("type");
     if (!is_type(type, Type::string))
-        return invalid(
-            fmt::format("{} has no `type`: write {{\"type\": \"text\", \"text\": \"...\"}}", where));
+        return invalid(fmt::format("{}.type is {}: write {{\"type\": \"text\", \"text\": \"...\"}}", where,
+                                   kind_of(type)));
     const std::string& name = type->as_string();
     if (name == "text") {
         if (is_type(part.find("text"), Type::string)) return {};
@@ -41,7 +46,7 @@ Status check_part(const Value& part, const std::string& where) {
     if (name == "audio" || name == "input_audio")
         return invalid(
             fmt::format("{} is audio, which DiffusionGemma cannot hear: send its transcript as text", where));
-    return invalid(fmt::format("{} has the unknown type {}: use text, image, image_url or video", where,
+    return invalid(fmt::format("{}.type is {}, which is unknown: use text, image, image_url or video", where,
                                json_quoted(name)));
 }
 
@@ -60,7 +65,7 @@ Status adapt_content(Value& message, const std::string& role, const std::string&
     }
     if (!content || content->is(Type::null)) {
         if (role == "assistant") return {};
-        return invalid(fmt::format("{} has no content: give it a text or a list of parts", where));
+        return invalid(fmt::format("{}.content is missing: give it a text or a list of parts", where));
     }
     if (content->is(Type::string)) return {};
     if (content->is(Type::array)) return check_parts(*content, where + ".content");
@@ -72,10 +77,11 @@ Status adapt_content(Value& message, const std::string& role, const std::string&
 Result<Value> adapt_call(Value call, const std::string& where) {
     const Value* function = call.find("function");
     if (!is_type(function, Type::object))
-        return invalid(fmt::format(
-            "{} has no `function`: write {{\"function\": {{\"name\": ..., \"arguments\": ...}}}}", where));
+        return invalid(
+            fmt::format("{}.function is {}: write {{\"function\": {{\"name\": ..., \"arguments\": ...}}}}",
+                        where, kind_of(function)));
     if (!is_type(function->find("name"), Type::string) || function->find("name")->as_string().empty())
-        return invalid(fmt::format("{}.function has no name: give it a string `name`", where));
+        return invalid(fmt::format("{}.function.name is {}: give it a string", where, name_kind(*function)));
     DGEMMA_CHECK(check_text_or_null(call, "id", where));
 
     const Value* arguments = function->find("arguments");
@@ -109,8 +115,8 @@ Result<Value> adapt_message(Value message, std::size_t index) {
     constexpr std::array<std::string_view, 5> roles = {"system", "developer", "user", "assistant", "tool"};
     if (std::find(roles.begin(), roles.end(), role) == roles.end()) {
         return invalid(
-            fmt::format("{} has the unknown role {}: use system, developer, user, assistant or tool", where,
-                        json_quoted(role)));
+            fmt::format("{}.role is {}, which is unknown: use system, developer, user, assistant or tool",
+                        where, json_quoted(role)));
     }
     DGEMMA_CHECK(adapt_content(message, role, where));
     for (const std::string_view key : {"reasoning", "reasoning_content", "name", "tool_call_id"})
@@ -135,12 +141,13 @@ Result<Value> adapt_tool(Value tool, std::size_t index) {
     if (!is_type(function, Type::object)) {
         const bool flat = is_type(tool.find("name"), Type::string);
         return invalid(
-            fmt::format("{} {}: wrap it as {{\"type\": \"function\", \"function\": {{\"name\": ..., "
+            fmt::format("{}: wrap it as {{\"type\": \"function\", \"function\": {{\"name\": ..., "
                         "\"description\": ..., \"parameters\": ...}}}}",
-                        where, flat ? "is a flat declaration" : "has no `function` object"));
+                        flat ? where + " is a flat declaration"
+                             : fmt::format("{}.function is {}", where, kind_of(function))));
     }
     if (!is_type(function->find("name"), Type::string) || function->find("name")->as_string().empty())
-        return invalid(fmt::format("{}.function has no name: give it a string `name`", where));
+        return invalid(fmt::format("{}.function.name is {}: give it a string", where, name_kind(*function)));
     DGEMMA_CHECK(check_text_or_null(*function, "description", where + ".function"));
     const Value* parameters = function->find("parameters");
     if (parameters && !parameters->is(Type::null) && !parameters->is(Type::object)) {

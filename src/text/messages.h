@@ -17,7 +17,8 @@ namespace dgemma::text {
 // - arguments of tool calls that are JSON text become objects;
 // - an object as the content of a tool message becomes JSON text;
 // - tools have the wrapped form, {"type":"function","function":{...}}, with a name. A null description goes
-// away. Errors: invalid, with one sentence that names the message or tool.
+// away. Errors: invalid, with one sentence that begins with the path of what is wrong ("messages[2].content
+// is ...", "tools[0].function.name is ..."), or with `messages` or `tools`.
 Result<ChatInput> chat_input(const Value& messages, const Value& tools);
 
 // The same from JSON texts: `messages_json` is the list, or an object with `messages` and perhaps `tools`;

@@ -138,14 +138,15 @@ Status ToolSyntax::declaration(TemplateValue tool, std::string_view where) {
 
     if (const TemplateValue schema = item_of(function, "parameters"); is_true(schema)) {
         out_.markup(",parameters:{");
+        const std::string of_schema = fmt::format("{}.function.parameters", where);
         if (const TemplateValue properties = item_of(schema, "properties"); is_true(properties)) {
             out_.markup("properties:{");
-            DGEMMA_CHECK(parameters(properties, false, where));
+            DGEMMA_CHECK(parameters(properties, false, of_schema));
             out_.markup("},");
         }
         if (const TemplateValue required = item_of(schema, "required"); is_true(required)) {
             out_.markup("required:[");
-            DGEMMA_CHECK(quoted_list(required, where));
+            DGEMMA_CHECK(quoted_list(required, of_schema));
             out_.markup("],");
         }
         if (const TemplateValue type = item_of(schema, "type"); is_true(type)) {

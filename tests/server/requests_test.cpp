@@ -1,35 +1,15 @@
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "server/request.h"
+#include "server/read_request.h"
 #include "server/sealed_thought.h"
 
 namespace dgemma::server {
 namespace {
-
-struct Read {
-    GenerationRequest request;
-    std::optional<ApiError> error;
-    [[nodiscard]] std::string field() const { return error ? error->field : "none"; }
-};
-
-Read read(Api api, std::string_view json, bool lenient = false) {
-    Read out;
-    const Result<Value> body = text::parse_json(json, "the body");
-    EXPECT_TRUE(body.ok()) << json;
-    out.error = read_request(api, body.value(), lenient, out.request);
-    return out;
-}
-
-// A chat request with one user message and these fields besides.
-Read chat(const std::string& fields, bool lenient = false) {
-    return read(Api::chat,
-                R"({"model":"m","messages":[{"role":"user","content":"Hi"}])" +
-                    (fields.empty() ? "" : "," + fields) + "}",
-                lenient);
-}
 
 const std::string weather =
     R"("tools":[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object"}}}])";
@@ -116,13 +96,14 @@ TEST(ChatRequest, NamesWhatIsWrongEvenWhenLenient) {
              {R"("seed":18446744073709551616)", "seed"},
              {R"("seed":1.5)", "seed"},
              {R"("max_tokens":0)", "max_tokens"},
-             {R"("stop":[1])", "stop"},
-             {R"("stop":[""])", "stop"},
+             {R"("stop":[1])", "stop[0]"},
+             {R"("stop":["a",""])", "stop[1]"},
              {R"("tools":{})", "tools"},
-             {R"("tools":[{"name":"flat"}])", "tools"},
+             {R"("tools":[{"name":"flat"}])", "tools[0]"},
              {R"("tool_choice":"required")", "tool_choice"},
              {weather + R"(,"tool_choice":"perhaps")", "tool_choice"},
-             {weather + R"(,"tool_choice":{"type":"function","function":{"name":"other"}})", "tool_choice"},
+             {weather + R"(,"tool_choice":{"type":"function","function":{"name":"other"}})",
+              "tool_choice.function.name"},
              {R"("reasoning_effort":"much")", "reasoning_effort"},
              {R"("diffusion":7)", "diffusion"},
              {R"("diffusion":{"steps":0})", "diffusion.steps"},
@@ -132,7 +113,8 @@ TEST(ChatRequest, NamesWhatIsWrongEvenWhenLenient) {
     }
     EXPECT_EQ(read(Api::chat, R"({"model":"m"})").field(), "messages");
     EXPECT_EQ(read(Api::chat, R"({"messages":[]})").field(), "messages");
-    EXPECT_EQ(read(Api::chat, R"({"messages":[{"role":"robot","content":"x"}]})").field(), "messages");
+    EXPECT_EQ(read(Api::chat, R"({"messages":[{"role":"robot","content":"x"}]})").field(),
+              "messages[0].role");
     for (const char* body : {"[]", "7", "null", "\"text\""}) {
         for (const Api api : {Api::chat, Api::completions, Api::responses, Api::messages})
             EXPECT_TRUE(read(api, body).error) << body;
@@ -148,13 +130,13 @@ TEST(ChatRequest, ChecksThatResultsFollowTheirCalls) {
                         id + R"(","content":"r"}]})");
     };
     EXPECT_EQ(with("1").field(), "none");
-    EXPECT_EQ(with("2").field(), "messages");
+    EXPECT_EQ(with("2").field(), "messages[2].tool_call_id");
     EXPECT_EQ(read(Api::chat, R"({"messages":[{"role":"tool","tool_call_id":"1","content":"r"}]})").field(),
-              "messages");
+              "messages[0].tool_call_id");
     EXPECT_EQ(read(Api::chat, R"({"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[
         {"id":"1","type":"function","function":{"name":"f","arguments":"[1]"}}]}]})")
                   .field(),
-              "messages");
+              "messages[1].tool_calls[0].function.arguments");
 }
 
 TEST(ChatRequest, NoToolIsShownWhereNoneMayBeCalled) {
@@ -167,10 +149,16 @@ TEST(CompletionRequest, TakesOnePrompt) {
     EXPECT_EQ(read(Api::completions, R"({"prompt":"Once"})").request.text, "Once");
     EXPECT_EQ(read(Api::completions, R"({"prompt":["Once"]})").request.text, "Once");
     EXPECT_EQ(read(Api::completions, R"({"prompt":[5,6]})").request.ids, (std::vector<std::int32_t>{5, 6}));
-    for (const char* prompt :
-         {R"(["a","b"])", "[]", "null", "[5,\"a\"]", "[-1]", "[99999999999]", "[[1],[2]]", "{}"})
-        EXPECT_EQ(read(Api::completions, std::string(R"({"prompt":)") + prompt + "}").field(), "prompt")
-            << prompt;
+    for (const auto& [prompt, field] :
+         std::vector<std::pair<std::string, std::string>>{{R"(["a","b"])", "prompt[0]"},
+                                                          {"[]", "prompt"},
+                                                          {"null", "prompt"},
+                                                          {"[5,\"a\"]", "prompt[1]"},
+                                                          {"[-1]", "prompt[0]"},
+                                                          {"[99999999999]", "prompt[0]"},
+                                                          {"[[1],[2]]", "prompt[0]"},
+                                                          {"{}", "prompt"}})
+        EXPECT_EQ(read(Api::completions, R"({"prompt":)" + prompt + "}").field(), field) << prompt;
     EXPECT_EQ(read(Api::completions, R"({"prompt":"a","echo":true})").field(), "echo");
     EXPECT_EQ(read(Api::completions, R"({"prompt":"a","suffix":"b"})").field(), "suffix");
 }
@@ -208,7 +196,7 @@ TEST(MessagesRequest, NamesWhatIsWrong) {
     };
     EXPECT_EQ(field(R"("service_tier":"auto","metadata":{"user_id":"u"},"top_p":1)"), "none");
     EXPECT_EQ(field(R"("thinking":{"type":"maybe"})"), "thinking.type");
-    EXPECT_EQ(field(R"("tools":[{"type":"web_search_20250305","name":"web_search"}])"), "tools");
+    EXPECT_EQ(field(R"("tools":[{"type":"web_search_20250305","name":"web_search"}])"), "tools[0].type");
     EXPECT_EQ(field(R"("tool_choice":{"type":"any"})"), "tool_choice");
     EXPECT_EQ(field(R"("mcp_servers":[{"url":"x"}])"), "mcp_servers");
     EXPECT_EQ(field(R"("n":1)"), "n");
@@ -219,7 +207,7 @@ TEST(MessagesRequest, NamesWhatIsWrong) {
     EXPECT_EQ(read(Api::messages,
                    R"({"max_tokens":1,"messages":[{"role":"user","content":[{"type":"document"}]}]})")
                   .field(),
-              "messages");
+              "messages[0].content[0].type");
     GenerationRequest request;
     const Result<Value> body = text::parse_json(R"({"messages":[{"role":"user","content":"a"}]})", "");
     EXPECT_FALSE(read_messages(body.value(), false, true, request));
@@ -254,10 +242,10 @@ TEST(ResponsesRequest, NamesWhatIsWrong) {
              {R"("input":"a","conversation":"c")", "conversation"},
              {R"("input":"a","background":true)", "background"},
              {R"("input":"a","text":{"format":{"type":"json_schema"}})", "text.format"},
-             {R"("input":"a","tools":[{"type":"web_search"}])", "tools"},
-             {R"("input":"a","include":["file_search_call.results"])", "include"},
-             {R"("input":[{"type":"item_reference","id":"x"}])", "input"},
-             {R"("input":[{"role":"user","content":[{"type":"input_file"}]}])", "input"},
+             {R"("input":"a","tools":[{"type":"web_search"}])", "tools[0].type"},
+             {R"("input":"a","include":["file_search_call.results"])", "include[0]"},
+             {R"("input":[{"type":"item_reference","id":"x"}])", "input[0].id"},
+             {R"("input":[{"role":"user","content":[{"type":"input_file"}]}])", "input[0].content[0].type"},
              {R"("input":5)", "input"},
              {R"("inputs":"a")", "inputs"}}) {
         EXPECT_EQ(read(Api::responses, "{" + fields + "}").field(), field);

@@ -33,6 +33,7 @@ class ScriptedPort : public ModelPort {
     std::vector<engine::RequestId> cancelled;
     std::optional<Error> refusal;
     bool silent = false;  // a reply never begins
+    int context = 4096;
 
     Result<engine::RequestId> submit(engine::Request request,
                                      std::shared_ptr<engine::RequestSink> sink) override {
@@ -54,7 +55,7 @@ class ScriptedPort : public ModelPort {
     [[nodiscard]] int retry_after_seconds() const override { return 3; }
     [[nodiscard]] engine::SchedulerStats stats() const override { return {}; }
     [[nodiscard]] diffusion::Options default_options() const override { return {}; }
-    [[nodiscard]] int context_limit() const override { return 4096; }
+    [[nodiscard]] int context_limit() const override { return context; }
     [[nodiscard]] int canvas_length() const override { return 64; }
     [[nodiscard]] int vocabulary() const override { return demo_tokenizer().vocab_size(); }
 

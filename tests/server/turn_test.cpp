@@ -54,6 +54,7 @@ class TurnTest : public ::testing::Test {
     static Value error_value(const ApiError& error) {
         return object({{"status", whole(error.status)},
                        {"code", string(error.code)},
+                       {"field", string(error.field)},
                        {"message", string(error.message)}});
     }
 
@@ -343,6 +344,16 @@ TEST_F(TurnTest, TemplateWordsOfAClientAreText) {
     EXPECT_EQ(count("<turn|>"), 2);
     EXPECT_EQ(count("<|channel>"), 0);
     EXPECT_EQ(count("<tool_response|>"), 1);
+}
+
+TEST_F(TurnTest, TheLimitOfTokensIsToBlameWhereAShorterReplyWouldFit) {
+    port_->refusal = Error{ErrorKind::context_length, "too long"};
+    EXPECT_EQ(text_at(run(R"("max_tokens":100000)"), "field"), "max_tokens");
+    EXPECT_EQ(text_at(run(R"("max_completion_tokens":100000,"max_tokens":3)"), "field"),
+              "max_completion_tokens");
+    EXPECT_EQ(text_at(run(""), "field"), "messages");
+    port_->context = 20;  // of which the canvas would take 64
+    EXPECT_EQ(text_at(run(R"("max_tokens":100000)"), "field"), "messages");
 }
 
 }  // namespace

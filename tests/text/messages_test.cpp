@@ -53,33 +53,35 @@ TEST(Messages, RefusesWithOneSentence) {
               "the list of messages is not valid JSON at its end: a value, comma, colon or bracket is "
               "missing or out of place");
     EXPECT_EQ(error(R"(["x"])"), "messages[0] is a string: a message is an object with `role` and `content`");
-    EXPECT_EQ(error(R"([{"role": "usr", "content": ""}])"),
-              "messages[0] has the unknown role \"usr\": use system, developer, user, assistant or tool");
+    EXPECT_EQ(
+        error(R"([{"role": "usr", "content": ""}])"),
+        "messages[0].role is \"usr\", which is unknown: use system, developer, user, assistant or tool");
     EXPECT_EQ(error(R"([{"content": ""}])"),
               "messages[0].role is missing: use system, developer, user, assistant or tool");
     EXPECT_EQ(error(R"([{"role": "user"}])"),
-              "messages[0] has no content: give it a text or a list of parts");
+              "messages[0].content is missing: give it a text or a list of parts");
     EXPECT_EQ(error(R"([{"role": "user", "content": {"a": 1}}])"),
               "messages[0].content is an object: it must be a text or a list of parts");
     EXPECT_EQ(error(R"([{"role": "user", "content": ["a"]}])"),
-              "messages[0].content[0] has no `type`: write {\"type\": \"text\", \"text\": \"...\"}");
+              "messages[0].content[0].type is missing: write {\"type\": \"text\", \"text\": \"...\"}");
     EXPECT_EQ(error(R"([{"role": "user", "content": [{"type": "text"}]}])"),
               "messages[0].content[0].text is missing: a text part needs a string");
     EXPECT_EQ(
         error(R"([{"role": "user", "content": [{"type": "input_audio"}]}])"),
         "messages[0].content[0] is audio, which DiffusionGemma cannot hear: send its transcript as text");
-    EXPECT_EQ(error(R"([{"role": "user", "content": [{"type": "smell"}]}])"),
-              "messages[0].content[0] has the unknown type \"smell\": use text, image, image_url or video");
+    EXPECT_EQ(
+        error(R"([{"role": "user", "content": [{"type": "smell"}]}])"),
+        "messages[0].content[0].type is \"smell\", which is unknown: use text, image, image_url or video");
     EXPECT_EQ(error(R"([{"role": "assistant", "reasoning_content": 1}])"),
               "messages[0].reasoning_content is an integer: it must be a string");
     EXPECT_EQ(error(R"([{"role": "tool", "content": [1]}])"),
-              "messages[0].content[0] has no `type`: write {\"type\": \"text\", \"text\": \"...\"}");
+              "messages[0].content[0].type is missing: write {\"type\": \"text\", \"text\": \"...\"}");
 
     const auto call = [&](const std::string& function) {
         return error(R"([{"role": "assistant", "tool_calls": [{"id": "c", "function": )" + function + "}]}]");
     };
     EXPECT_EQ(call(R"({"arguments": "{}"})"),
-              "messages[0].tool_calls[0].function has no name: give it a string `name`");
+              "messages[0].tool_calls[0].function.name is missing: give it a string");
     EXPECT_EQ(
         call(R"({"name": "f", "arguments": "[1]"})"),
         "messages[0].tool_calls[0].function.arguments is a list: it must be an object, or JSON text of one");
@@ -99,12 +101,13 @@ TEST(Messages, RefusesWithOneSentence) {
         "\"description\": ..., \"parameters\": ...}}");
     EXPECT_EQ(error(go, "{}"), "`tools` is an object: it must be a list of declarations");
     EXPECT_EQ(error(go, R"([{"function": {"name": ""}}])"),
-              "tools[0].function has no name: give it a string `name`");
+              "tools[0].function.name is empty: give it a string");
     EXPECT_EQ(error(go, R"([{"function": {"name": "f", "parameters": []}}])"),
               "tools[0].function.parameters is a list: it must be a JSON schema object");
     // What only the template finds wrong is told by the renderer.
     EXPECT_EQ(prompt_of(go, R"([{"function": {"name": "f", "parameters": {"properties": [1]}}}])"),
-              "render: tools[0] has `properties` that are a list: they must be an object of schemas");
+              "render: tools[0].function.parameters has `properties` that are a list: they must be an object "
+              "of schemas");
 }
 
 TEST(Messages, MakeAPromptOfOneQuestion) {
