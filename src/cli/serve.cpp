@@ -1,4 +1,5 @@
 // `serve`: the HTTP server.
+#include <atomic>
 #include <ctime>
 #include <mutex>
 #include <system_error>
@@ -11,7 +12,9 @@
 #include "cli/model_choice.h"
 #include "cli/verbs.h"
 #include "files/locate.h"
+#include "reply/prompt.h"
 #include "server/service.h"
+#include "text/messages.h"
 
 namespace dgemma::cli {
 
@@ -106,8 +109,11 @@ Result<std::shared_ptr<server::ServedModel>> open_served(const Named& model, con
     DGEMMA_CHECK(fit_for_loading(*checkpoint, arguments));
     DGEMMA_TRY(text::Tokenizer tokenizer, tokenizer_of(*checkpoint));
     DGEMMA_TRY(const text::TemplateRevision revision, template_of(directory, arguments));
-    DGEMMA_TRY(auto port, server::open_port(std::move(checkpoint), load_options(arguments),
-                                            scheduler_options(arguments, model, log)));
+    engine::SchedulerOptions options = scheduler_options(arguments, model, log);
+    DGEMMA_TRY(const reply::Prompt shortest,
+               reply::chat_prompt(tokenizer, revision, text::chat_input_from_prompt("", "", false)));
+    options.least_prompt = static_cast<int>(shortest.ids.size());
+    DGEMMA_TRY(auto port, server::open_port(std::move(checkpoint), load_options(arguments), options));
     DGEMMA_CHECK(check_fit(tokenizer, port->vocabulary(), directory));
     return std::make_shared<server::ServedModel>(server::ServedModel{.name = model.name,
                                                                      .tokenizer = std::move(tokenizer),
@@ -120,6 +126,7 @@ Result<server::ServedModels> open_all(const std::vector<Named>& models, const Ar
                                       const Log& log) {
     server::ServedModels out;
     for (const Named& model : models) {
+        log(fmt::format("loading {} from {}", model.name, model.path.string()));
         DGEMMA_TRY(auto served, open_served(model, arguments, log));
         out.push_back(std::move(served));
     }
@@ -148,28 +155,33 @@ Result<int> run_serve(const Arguments& arguments, Console& console) {
         log("note: whoever reaches " + host + " may ask; --api-key asks for a key");
     server::Service service(*http, std::move(options));
     DGEMMA_CHECK(service.start());
-    log(fmt::format("listening on http://{}:{}",
-                    host.find(':') != std::string::npos ? "[" + host + "]" : host, http->port()));
+    const std::string address = fmt::format(
+        "http://{}:{}", host.find(':') != std::string::npos ? "[" + host + "]" : host, http->port());
 
-    // The server says that it is loading while the models are loaded.
+    // While the models are loaded the port is ours already, and every answer says so.
     std::optional<Error> failure;
+    std::atomic<bool> loading = true;
     std::thread loader;
     try {
         loader = std::thread([&] {
             auto loaded = std::make_shared<Result<server::ServedModels>>(open_all(models, arguments, log));
-            http->post([&service, &failure, &http, &log, loaded] {
-                if (*loaded) {
-                    for (const auto& model : loaded->value()) log("serving " + model->name);
-                    return service.set_models(std::move(*loaded).value());
+            loading = false;
+            http->post([&, loaded] {
+                if (!*loaded) {
+                    failure = loaded->error();
+                    return http->stop();
                 }
-                failure = loaded->error();
-                http->stop();
+                std::string names;
+                for (const auto& model : loaded->value()) names += (names.empty() ? "" : ", ") + model->name;
+                if (service.set_models(std::move(*loaded).value()))
+                    log(fmt::format("ready at {} with {}", address, names));
             });
         });
     } catch (const std::system_error&) {
         return Error{ErrorKind::io, "The system gives no more threads."};
     }
     http->run(service);
+    if (loading) log("the model is still being loaded; another signal ends this at once");
     loader.join();
     if (failure) return *std::move(failure);
     return 0;

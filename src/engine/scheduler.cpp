@@ -23,7 +23,7 @@ namespace {
 // A client that answers at once must not find the model at work for a later one. Who comes in this time
 // encodes the beginning of its next turn itself, so nothing is lost.
 constexpr std::chrono::milliseconds rest(20);
-constexpr int most_running = 1024, most_queued = 1 << 20, most_rewind = 1 << 20;
+constexpr int most_running = 1024, most_queued = 1 << 20, most_rewind = 1 << 20, most_prompt = 1 << 24;
 
 Status check(const SchedulerOptions& options) {
     if (options.max_running < 1 || options.max_running > most_running) {
@@ -39,6 +39,10 @@ Status check(const SchedulerOptions& options) {
                      fmt::format("conversations can be taken back by 0 to {} tokens, not {}", most_rewind,
                                  options.rewind_tokens)};
     }
+    if (options.least_prompt < 1 || options.least_prompt > most_prompt) {
+        return Error{ErrorKind::usage, fmt::format("the shortest prompt has 1 to {} tokens, not {}",
+                                                   most_prompt, options.least_prompt)};
+    }
     if (options.max_conversations < 0) {
         return Error{ErrorKind::usage, "a scheduler holds 0 or more conversations"};
     }
@@ -50,6 +54,41 @@ std::uint64_t default_memory(const LoadedModel& loaded, int rewind_tokens) {
     longest.canvas_length = loaded.config.canvas_length;
     longest.budget.positions = loaded.context;
     return std::max(host_memory().all.value_or(0) / 4, request_bytes(loaded, rewind_tokens, longest));
+}
+
+// Where the shortest request finds no room, none will: better said at the start than to each client.
+Status check_room(const LoadedModel& loaded, const SchedulerOptions& options) {
+    const int canvas = loaded.config.canvas_length;
+    ReplySetup shortest;
+    shortest.canvas_length = canvas;
+    shortest.budget = {.max_tokens = 1, .positions = options.least_prompt + canvas};
+    if (shortest.budget.positions > loaded.context) {
+        return Error{
+            ErrorKind::usage,
+            fmt::format("A context of {} tokens has no room for any request: the shortest prompt takes up {} "
+                        "and a canvas {}; let --ctx be at least {}.",
+                        loaded.context, options.least_prompt, canvas, shortest.budget.positions)};
+    }
+    const auto mib = [](std::uint64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; };
+    const std::uint64_t needed = request_bytes(loaded, options.rewind_tokens, shortest);
+    if (needed > options.memory_bytes) {
+        return Error{
+            ErrorKind::usage,
+            fmt::format("The {} bytes that conversations may keep have no room for any request: the shortest "
+                        "prompt and one canvas, {} tokens, need {}; let --cache-memory be at least {}.",
+                        options.memory_bytes, shortest.budget.positions, needed, mib(needed))};
+    }
+    ReplySetup ordinary = shortest;
+    DGEMMA_TRY(ordinary.budget, plan_budget(options.least_prompt, 0, canvas, false, loaded.context));
+    const std::uint64_t wanted = request_bytes(loaded, options.rewind_tokens, ordinary);
+    if (wanted > options.memory_bytes && options.warn) {
+        options.warn(
+            fmt::format("note: a request that does not limit its tokens may answer with {}, which needs {} "
+                        "bytes; conversations may keep {}, so it is refused unless --cache-memory is at "
+                        "least {}",
+                        ordinary.budget.max_tokens, wanted, options.memory_bytes, mib(wanted)));
+    }
+    return {};
 }
 
 std::string first_line(const SchedulerOptions& options, const LoadedModel& loaded, const LoadOptions& load) {
@@ -196,6 +235,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::start(const files::Checkpoint& che
     DGEMMA_TRY(shared->loaded, load_model(checkpoint, load));
     if (options.memory_bytes == 0)
         shared->options.memory_bytes = default_memory(*shared->loaded, options.rewind_tokens);
+    DGEMMA_CHECK(check_room(*shared->loaded, shared->options));
     if (!options.record.empty()) {
         DGEMMA_TRY(shared->record, RecordFile::open(options.record));
         shared->record->line(first_line(shared->options, *shared->loaded, load));

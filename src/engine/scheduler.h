@@ -37,6 +37,7 @@ struct SchedulerOptions {
     // Keys and values of all conversations, idle ones included, plus logits of the running requests.
     // 0: a quarter of this machine's memory, and at least what one request of the longest context needs.
     std::uint64_t memory_bytes = 0;
+    int least_prompt = 1;        // tokens of the shortest prompt that will come
     int max_conversations = 64;  // that are held at most, however little memory they take
     // How far back a conversation can be rewound once it is longer than the sliding window, in tokens; what
     // the window lost further back must be encoded anew. Costs that many tokens of the sliding layers' keys
@@ -49,7 +50,8 @@ struct SchedulerOptions {
     // a conversation shares it, with the reason. Called on the owner thread; must not block.
     std::function<void(std::string_view)> log;
     // One sentence where the scheduler goes on without something it was asked for: the record cannot be
-    // written any more. As log otherwise.
+    // written any more, or memory_bytes has no room for a reply without a limit of its own (told by start).
+    // As log otherwise.
     std::function<void(std::string_view)> warn;
 };
 
@@ -75,7 +77,8 @@ class RequestSink : public Sink {
 class Scheduler {
   public:
     // Loads the model and starts the owner thread. The checkpoint must outlive the scheduler. Errors: those
-    // of load_model; usage (a nonsense option); io (the record cannot be written, no thread).
+    // of load_model; usage (a nonsense option; a context or memory_bytes that has no room for the shortest
+    // prompt and one canvas, with the numbers); io (the record cannot be written, no thread).
     static Result<std::unique_ptr<Scheduler>> start(const files::Checkpoint& checkpoint,
                                                     const LoadOptions& load, const SchedulerOptions& options);
     // Cancels what runs and waits, told to every sink; then stops the thread.

@@ -60,6 +60,8 @@ class Server : public HttpServer, public HttpHost {
     void run(HttpHandler& handler) override {
         handler_ = &handler;
         event_base_dispatch(base_);
+        // Nobody hears signals from here on: they do again what they do by themselves.
+        for (event* one : {interrupted_, terminated_}) event_del(one);
         const std::lock_guard lock(mutex_);
         ended_ = true;
         posted_.clear();

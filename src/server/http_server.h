@@ -84,7 +84,7 @@ class HttpServer {
     virtual ~HttpServer() = default;
 
     [[nodiscard]] virtual int port() const = 0;
-    // Serves until stop(). `handler` outlives the server.
+    // Serves until stop(); until then SIGINT and SIGTERM are the handler's. `handler` outlives the server.
     virtual void run(HttpHandler& handler) = 0;
     // Closes every connection and ends run(). Of the server's thread.
     virtual void stop() = 0;

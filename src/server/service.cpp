@@ -115,9 +115,10 @@ Service::~Service() {
 
 Status Service::start() { return workers_.start(2); }
 
-void Service::set_models(ServedModels models) {
+bool Service::set_models(ServedModels models) {
     models_ = std::move(models);
     ready_ = true;
+    return !ends_;
 }
 
 std::vector<std::pair<std::string, std::string>> Service::common_headers(std::string_view request_id) const {
@@ -224,12 +225,17 @@ HttpResponse Service::on_error(const HttpError& error, std::string_view path) {
 
 void Service::answer_get(const std::shared_ptr<HttpExchange>& exchange, const HttpRequest& request) {
     HttpResponse response{.headers = common_headers("req_" + random_name(24))};
+    // A list without the model that is being loaded would say that there is none.
+    if (!ready_ && request.path.starts_with("/v1/models"))
+        return answer(exchange, "/v1/models", Api::own, *unready());
     if (request.path == "/") {
         response.content_type = "text/plain; charset=utf-8";
         response.body = "dgemma: POST /v1/chat/completions, /v1/messages and others; see /openapi.json\n";
     } else if (request.path == "/health") {
-        const auto problem = unready();
-        response.status = problem ? 503 : 200;
+        if (const auto problem = unready()) {
+            response.status = problem->status;
+            response.headers.emplace_back("Retry-After", std::to_string(problem->retry_after));
+        }
         response.body = text::to_json(object({{"status", string(ends_    ? "draining"
                                                                 : ready_ ? "ok"
                                                                          : "loading")}}));

@@ -43,8 +43,8 @@ class Service : public HttpHandler {
 
     // Errors: io, where the system gives no thread.
     Status start();
-    // From now on requests are answered. On the server's thread.
-    void set_models(ServedModels models);
+    // From now on requests are answered. On the server's thread. -> false where the server is ending already.
+    bool set_models(ServedModels models);
     // Answers nothing new, waits for what runs as long as drain_time, then stops the server. A second time:
     // at once. On the server's thread.
     void end();

@@ -285,6 +285,40 @@ TEST(Scheduler, ADeadlineEndsARequestThatRunsAndOneThatWaits) {
     EXPECT_EQ(scheduler->stats().submitted, 2u);
 }
 
+TEST(Scheduler, DoesNotStartWhereNoRequestHasRoom) {
+    std::string warned;
+    const auto problem = [&](int context, std::uint64_t memory) {
+        engine::LoadOptions load = demo_load();
+        load.context = context;
+        warned.clear();
+        const auto started = Scheduler::start(demo_checkpoint(), load,
+                                              {.memory_bytes = memory,
+                                               .least_prompt = 10,
+                                               .rewind_tokens = 0,
+                                               .warn = [&](std::string_view said) { warned = said; }});
+        if (started) return std::string();
+        EXPECT_EQ(started.error().kind, ErrorKind::usage);
+        return started.error().message;
+    };
+    EXPECT_EQ(problem(138, 0), "");
+    const std::string context = problem(137, 0);
+    EXPECT_NE(context.find("137 tokens"), std::string::npos) << context;
+    EXPECT_NE(context.find("--ctx be at least 138"), std::string::npos) << context;
+    engine::ReplySetup shortest;
+    shortest.canvas_length = 128;
+    shortest.budget.positions = 138;
+    const std::uint64_t least = engine::request_bytes(demo_model(), 0, shortest);
+    EXPECT_EQ(problem(4096, least), "");
+    EXPECT_NE(warned.find("may answer with 3968"), std::string::npos) << warned;
+    EXPECT_EQ(problem(4096, 0), "");
+    EXPECT_EQ(warned, "");
+    const std::string memory = problem(4096, least - 1);
+    EXPECT_NE(memory.find("need " + std::to_string(least) + ";"), std::string::npos) << memory;
+    EXPECT_NE(memory.find("--cache-memory be at least " + std::to_string((least >> 20) + 1)),
+              std::string::npos)
+        << memory;
+}
+
 TEST(Scheduler, RefusalsSayTheNumbers) {
     engine::LoadedModel& demo = demo_model();
     const engine::Request small = demo_request();

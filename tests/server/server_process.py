@@ -38,10 +38,10 @@ class Server:
         self.port = None
         for _ in range(1200):
             for line in self.said().splitlines():
-                if "listening on " in line:
-                    self.port = int(line.rsplit(":", 1)[1])
-            if self.port and self.get("/health")[0] == 200:
-                return
+                if "ready at " in line:
+                    self.port = int(line.split("ready at ")[1].split(" ")[0].rsplit(":", 1)[1])
+                    assert self.get("/health")[0] == 200, "ready means ready"
+                    return
             if self.process.poll() is not None:
                 break
             time.sleep(0.05)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 
 binary, source, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 clients = source / "tests" / "server" / "clients"
@@ -45,14 +44,8 @@ def start():
     process = subprocess.Popen([binary, "serve", "--port", "0", "--api-key", key, "--model", f"demo={source / 'models' / 'demo'}"], stderr=log)
     for _ in range(600):
         for line in (work / "server.log").read_text().splitlines():
-            if "listening on " in line:
-                url = line.split("listening on ")[1].strip()
-                try:
-                    with urllib.request.urlopen(url + "/health") as response:
-                        if response.status == 200:
-                            return process, url
-                except OSError:
-                    pass
+            if "ready at " in line:
+                return process, line.split("ready at ")[1].split(" ")[0]
         if process.poll() is not None:
             break
         time.sleep(0.1)
