@@ -259,7 +259,9 @@ class Backend {
     virtual void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations);
     // --- time. Everything from here to the next call, or to the end of the pass, belongs to `stage`.
     virtual void begin_stage(Stage) {}
-    // A backend whose passes are slower when their stages are timed does that only while it is asked to.
+    // Whether a pass is recorded when it comes again: the first ones of a shape are slower then, and stages
+    // are timed only while time_stages asks for it, since that makes every pass slower.
+    [[nodiscard]] virtual bool records_passes() const { return false; }
     virtual void time_stages(bool) {}
     // Milliseconds of each stage since the last call; zeros where the backend does not measure.
     virtual std::array<double, kStages> take_stage_times() { return {}; }

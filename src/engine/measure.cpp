@@ -74,8 +74,8 @@ Result<Measurement> run(LoadedModel& loaded, double load_seconds, const MeasureO
         s.noise = diffusion::make_noise(diffusion::Noise::counter, denoising.seed, vocab);
         std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
         DGEMMA_CHECK(s.noise->initial_canvas({1000, 0}, prompt));
-        // The last one counts. A GPU has taken its working memory by then, and recorded the pass.
-        const int rounds = b == 0 && backend.name() == "cuda" ? 3 : 1;
+        // The last one counts. A backend that records passes has done so by then.
+        const int rounds = b == 0 && backend.records_passes() ? 3 : 1;
         for (int round = 0; round < rounds; ++round) {
             s.cache->clear();
             const auto start = Clock::now();
@@ -143,7 +143,7 @@ Result<Measurement> run(LoadedModel& loaded, double load_seconds, const MeasureO
     // A backend that times its stages only when asked does so in passes of their own.
     std::vector<std::array<double, backend::kStages>> timed;
     backend.time_stages(true);
-    for (int pass = 0; pass < 3 && backend.name() == "cuda"; ++pass) {
+    for (int pass = 0; pass < 3 && backend.records_passes(); ++pass) {
         DGEMMA_CHECK(denoise(true));
         timed.push_back(backend.take_stage_times());
     }

@@ -59,6 +59,7 @@ class CudaBackend final : public Backend {
     Status begin_pass(const PassInputs& inputs) override;
     Result<std::span<const std::int32_t>> end_pass() override;
     void run_pass(std::span<const std::uint64_t> key, const std::function<void()>& operations) override;
+    [[nodiscard]] bool records_passes() const override { return true; }
     void time_stages(bool on) override { clock_.set(on); }
     void begin_stage(Stage stage) override { clock_.begin(stage); }
     std::array<double, kStages> take_stage_times() override { return clock_.take(); }
