@@ -103,6 +103,11 @@ Status write_dump(const std::filesystem::path& directory, const nlohmann::ordere
                                             quote((directory / kFigures).string()))};
 }
 
+Status whole_fits(const files::Checkpoint& checkpoint, const Arguments& arguments) {
+    if (auto fit = fit_for_loading(checkpoint, arguments); !fit) return std::move(fit).error();
+    return {};
+}
+
 }  // namespace
 
 Result<int> run_verify(const Arguments& arguments, Console& console) {
@@ -127,7 +132,8 @@ Result<int> run_verify(const Arguments& arguments, Console& console) {
     };
     std::optional<Published> published;
     if (engine::has_published_shapes(config, checkpoint)) {
-        DGEMMA_TRY(published, compare_published(checkpoint, config, options));
+        DGEMMA_TRY(published,
+                   compare_published(checkpoint, config, options, whole_fits(checkpoint, arguments)));
         clear();
         if (!arguments.on(Flag::json)) print_text(*published, console.out << std::flush);
     }

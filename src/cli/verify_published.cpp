@@ -100,7 +100,7 @@ void print_text(const Published& published, std::ostream& out) {
 }
 
 Result<Published> compare_published(const files::Checkpoint& checkpoint, const model::Config& config,
-                                    const engine::VerifyOptions& options) {
+                                    const engine::VerifyOptions& options, const Status& whole_fits) {
     Published out;
     const auto tokenizer = tokenizer_of(checkpoint);
     if (tokenizer) {
@@ -113,6 +113,11 @@ Result<Published> compare_published(const files::Checkpoint& checkpoint, const m
     if (out.logits == nullptr) {
         out.notes.push_back(
             fmt::format("logits after {} layers are not published: --layers 6 and all layers are", layers));
+        return out;
+    }
+    if (layers == static_cast<int>(config.text.layers.size()) && !whole_fits) {
+        out.notes.push_back("the logits were not compared (--layers 6 compares those of six layers): " +
+                            whole_fits.error().message);
         return out;
     }
     options.progress(fmt::format("{} layers, for the published logits", layers));

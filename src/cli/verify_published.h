@@ -42,10 +42,10 @@ struct Published {
 };
 
 // The prompt with the checkpoint's tokenizer; the logits of as many layers as options.layers says (0: all),
-// on options.device. What cannot be compared, for want of a tokenizer or of memory, is noted. Errors: those
-// of render_chat.
+// on options.device. `whole_fits`: whether all layers fit into memory. What cannot be compared, for want of a
+// tokenizer or of memory, is noted. Errors: those of render_chat.
 Result<Published> compare_published(const files::Checkpoint& checkpoint, const model::Config& config,
-                                    const engine::VerifyOptions& options);
+                                    const engine::VerifyOptions& options, const Status& whole_fits);
 
 void print_text(const Published& published, std::ostream& out);
 nlohmann::ordered_json json_of(const Published& published);
