@@ -6,6 +6,9 @@ namespace dgemma::server {
 
 namespace {
 
+// What this server does not speak is the client's to change, whatever its status says.
+bool is_ours(int status) { return status >= 500 && status != 501 && status != 505; }
+
 // OpenAI's `type`: who is to blame.
 std::string_view error_type(const ApiError& error) {
     switch (error.status) {
@@ -16,7 +19,7 @@ std::string_view error_type(const ApiError& error) {
         case 429:
             return "rate_limit_error";
         default:
-            return error.status >= 500 ? "server_error" : "invalid_request_error";
+            return is_ours(error.status) ? "server_error" : "invalid_request_error";
     }
 }
 
@@ -77,7 +80,7 @@ std::string_view messages_error_type(const ApiError& error) {
         case 504:
             return "timeout_error";
         default:
-            return error.status >= 500 ? "api_error" : "invalid_request_error";
+            return is_ours(error.status) ? "api_error" : "invalid_request_error";
     }
 }
 

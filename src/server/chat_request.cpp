@@ -111,23 +111,18 @@ void read_prompt(const Value* prompt, GenerationRequest& out, Complaint& complai
     if (!is(prompt, Type::array) || prompt->as_array().empty())
         return complaint.refuse("prompt", std::string(what));
     const Value::Array& items = prompt->as_array();
-    if (items.size() == 1 && !items.front().is(Type::integer))
-        return read_prompt(&items.front(), out, complaint);
+    const auto is_prompt = [](const Value& item) { return item.is(Type::string) || item.is(Type::array); };
+    if (items.size() == 1 && is_prompt(items.front())) return read_prompt(&items.front(), out, complaint);
     for (std::size_t i = 0; i < items.size(); ++i) {
-        const Value& item = items[i];
-        const std::string place = fmt::format("prompt[{}]", i);
-        if (!item.is(Type::integer)) {
-            return complaint.refuse(place, item.is(Type::string) || item.is(Type::array)
-                                               ? place + " is another prompt; send one request for each."
-                                               : place + " is " + std::string(text::describe(item.type())) +
-                                                     "; " + std::string(what));
+        const auto id = token_id(items[i]);
+        if (id) {
+            out.ids.push_back(*id);
+            continue;
         }
-        const std::string& digits = item.as_integer().digits;
-        // The largest vocabulary has six digits; what is longer, or negative, is no id.
-        if (digits.size() > 9 || digits.front() == '-')
-            return complaint.refuse(
-                place, fmt::format("{} is {}, which is no token id.", place, digits.substr(0, 40)));
-        out.ids.push_back(static_cast<std::int32_t>(std::stol(digits)));
+        std::string place = fmt::format("prompt[{}]", i);
+        std::string message = is_prompt(items[i]) ? place + " is another prompt; send one request for each."
+                                                  : fmt::format("{} is no token id; {}", place, what);
+        return complaint.refuse(std::move(place), std::move(message));
     }
 }
 

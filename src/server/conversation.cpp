@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "text/messages.h"
+#include "text/tool_call.h"
 
 namespace dgemma::server {
 
@@ -97,11 +98,17 @@ void check_names(const Value& tools, const GenerationRequest& request, Complaint
     for (std::size_t i = 0; i < tools.as_array().size(); ++i) {
         const std::string_view name = text_at(*tools.as_array()[i].find("function"), "name");
         const auto [first, fresh] = seen.emplace(name, i);
-        if (fresh) continue;
+        const bool sayable = text::can_be_called(name);
+        if (fresh && sayable) continue;
         std::string field = own_path(request, fmt::format("tools[{}].function.name", i));
         std::string message =
-            fmt::format("{} is {}, and so is the name of tools[{}]; give each tool a name of its own.", field,
-                        text::json_quoted(name.substr(0, 60)), first->second);
+            !sayable
+                ? fmt::format(
+                      "{} is {}, which no call can say; choose a name without braces, "
+                      "and without spaces around it.",
+                      field, text::json_quoted(name.substr(0, 60)))
+                : fmt::format("{} is {}, and so is the name of tools[{}]; give each tool a name of its own.",
+                              field, text::json_quoted(name.substr(0, 60)), first->second);
         return complaint.refuse(std::move(field), std::move(message));
     }
 }
@@ -131,6 +138,8 @@ ApiError conversation_error(const GenerationRequest& request, const Error& error
         out.message.replace(0, path.size(), out.field);
     } else if (error.message.starts_with("`tools`")) {
         out.field = "tools";
+    } else if (constexpr std::string_view all = "`messages`"; error.message.starts_with(all)) {
+        out.message.replace(0, all.size(), out.field);
     }
     return out;
 }

@@ -36,6 +36,12 @@ bool is_empty(const Value& value) {
 
 }  // namespace
 
+std::optional<std::int32_t> token_id(const Value& value) {
+    const std::optional<double> number = number_of(value);
+    if (!number || *number < 0 || *number >= 1e9 || *number != std::floor(*number)) return std::nullopt;
+    return static_cast<std::int32_t>(*number);
+}
+
 void Complaint::refuse(std::string field, std::string message) {
     if (error) return;
     error = ApiError{.message = std::move(message), .field = std::move(field)};

@@ -24,6 +24,9 @@ struct Complaint {
     void cannot(std::string field, std::string message);
 };
 
+// A token id, written 5 or 5.0. Nothing for what is none, or longer than any vocabulary has.
+std::optional<std::int32_t> token_id(const Value& value);
+
 class Fields {
   public:
     // `object` and `complaint` outlive this. path: how the object is called in messages, with the dot behind

@@ -178,7 +178,13 @@ Status Server::open() {
             fmt::format("{} is no address of this machine; use --host 127.0.0.1, or 0.0.0.0 for all.",
                         quote(options_.host))};
     }
-    const Status bound = bind_to(*found);
+    // A name such as localhost may be an address of either family; what clients try is the older one first.
+    const addrinfo* chosen = found;
+    for (const addrinfo* other = found; other != nullptr && chosen->ai_family != AF_INET;
+         other = other->ai_next) {
+        if (other->ai_family == AF_INET) chosen = other;
+    }
+    const Status bound = bind_to(*chosen);
     freeaddrinfo(found);
     DGEMMA_CHECK(bound);
 

@@ -119,7 +119,8 @@ class Conversation {
                 refuse_type(block, place, "text, image and tool_result are", complaint_);
             }
         }
-        if (!said.empty()) add(message_of("user", Value::array(std::move(said))), where);
+        // Nothing said is something: the turn is the model's after it.
+        if (!said.empty() || blocks.empty()) add(message_of("user", Value::array(std::move(said))), where);
     }
 
     void result(const Value& block, const std::string& place) {

@@ -211,14 +211,12 @@ std::variant<std::string, ApiError> detokenize_json(std::string_view body, const
     if (!model) return no_such_model(models, name);
     std::vector<std::int32_t> ids;
     for (std::size_t i = 0; i < tokens->as_array().size(); ++i) {
-        const Value& token = tokens->as_array()[i];
-        const bool fits = token.is(Type::integer) && token.as_integer().digits.size() <= 9 &&
-                          token.as_integer().digits.front() != '-';
-        if (!fits) {
+        const auto id = token_id(tokens->as_array()[i]);
+        if (!id) {
             std::string place = fmt::format("tokens[{}]", i);
             return ApiError{.message = place + " is no token id.", .field = std::move(place)};
         }
-        ids.push_back(static_cast<std::int32_t>(std::stol(token.as_integer().digits)));
+        ids.push_back(*id);
     }
     if (auto bad = check_ids("tokens", ids, model->tokenizer, true)) return *std::move(bad);
     return text::to_json(object({{"text", string(model->tokenizer.decode(ids, skip))}}));

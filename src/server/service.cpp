@@ -154,16 +154,20 @@ void Service::answer(const std::shared_ptr<HttpExchange>& exchange, std::string_
 
 bool Service::may_ask(const HttpRequest& request) const {
     if (options_.api_keys.empty()) return true;
-    std::string_view key = request.header("x-api-key").value_or("");
+    // A client may send both, as Anthropic's does with a token of its own; one that is known is enough.
+    std::vector<std::string_view> given;
+    if (const auto key = request.header("x-api-key")) given.push_back(*key);
     if (const auto authorization = request.header("authorization")) {
         constexpr std::string_view scheme = "Bearer ";
         if (authorization->size() > scheme.size() &&
             std::equal(scheme.begin(), scheme.end(), authorization->begin(),
                        [](char a, char b) { return (a | 0x20) == (b | 0x20); }))
-            key = authorization->substr(scheme.size());
+            given.push_back(authorization->substr(scheme.size()));
     }
     bool known = false;
-    for (const std::string& mine : options_.api_keys) known = same(key, mine) || known;
+    for (const std::string_view key : given) {
+        for (const std::string& mine : options_.api_keys) known = same(key, mine) || known;
+    }
     return known;
 }
 
@@ -203,7 +207,7 @@ std::optional<HttpResponse> Service::on_head(const HttpRequest& request) {
             refuse(route->path, {.status = 405,
                                  .code = "method_not_allowed",
                                  .message = fmt::format("{} takes {} only.", route->path, route->method)});
-        response.headers.emplace_back("Allow", route->method);
+        response.headers.emplace_back("Allow", route->method == "GET" ? "GET, HEAD" : route->method);
         return response;
     }
     // Whether the server lives is no secret.
@@ -435,7 +439,7 @@ void Service::on_tick() {
         give_back_free_memory();
     }
     if (ends_ && now > end_at_) {
-        options_.log(fmt::format("{} requests did not end in time and are cut off", active_.size()));
+        options_.log(fmt::format("what did not end in time is cut off: {} of the requests", active_.size()));
         server_.stop();
     }
 }
@@ -449,8 +453,11 @@ void Service::end() {
     if (ends_) return;
     ends_ = true;
     end_at_ = Clock::now() + options_.drain_time;
-    options_.log(active_.empty() ? "ending"
-                                 : fmt::format("ending when {} requests are answered", active_.size()));
+    const std::size_t running = active_.size();
+    options_.log(running == 0 ? "ending"
+                              : fmt::format("ending when {} answered; another signal ends at once",
+                                            running == 1 ? "one request is"
+                                                         : fmt::format("{} requests are", running)));
     stop_if_idle();
 }
 

@@ -97,13 +97,18 @@ void Turn::remember_round(const TakeEnd& end) {
                              last_id_);
 }
 
-// The field that an error of the engine is about: the limit of tokens, where without one there would be none.
+// The field that an error of the engine is about: what has been asked for besides the prompt, where without
+// it there would be none.
 std::string_view Turn::to_blame(const Error& error, int canvas, bool shrink) const {
-    const bool fits =
-        engine::plan_budget(static_cast<int>(log_.size()), 0, canvas, shrink, model_->port->context_limit())
+    const auto fits = [&](int with_canvas) {
+        return engine::plan_budget(static_cast<int>(log_.size()), 0, with_canvas, shrink,
+                                   model_->port->context_limit())
             .ok();
-    if (error.kind == ErrorKind::context_length && fits && !request_.max_tokens_field.empty())
-        return request_.max_tokens_field;
+    };
+    if (error.kind == ErrorKind::context_length) {
+        if (!fits(canvas) && fits(model_->port->canvas_length())) return "diffusion.canvas_length";
+        if (fits(canvas) && !request_.max_tokens_field.empty()) return request_.max_tokens_field;
+    }
     return conversation_field(request_.api);
 }
 

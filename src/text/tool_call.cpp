@@ -116,6 +116,10 @@ class ArgumentScanner {
 
 }  // namespace
 
+bool can_be_called(std::string_view name) {
+    return !name.empty() && trim(name) == name && name.find_first_of("{}") == std::string_view::npos;
+}
+
 Result<ToolCall> parse_tool_call(std::string_view body) {
     constexpr std::string_view opening = "call:";
     body = body.substr(std::min(body.find_first_not_of(spaces), body.size()));

@@ -25,4 +25,7 @@ inline constexpr char quote_byte = '\xFF';
 // and nothing but white space may follow the call. Errors: invalid, with the reason.
 Result<ToolCall> parse_tool_call(std::string_view body);
 
+// Whether a call can say this name: it holds no brace, and is not empty or within spaces.
+bool can_be_called(std::string_view name);
+
 }  // namespace dgemma::text

@@ -149,6 +149,7 @@ TEST(CompletionRequest, TakesOnePrompt) {
     EXPECT_EQ(read(Api::completions, R"({"prompt":"Once"})").request.text, "Once");
     EXPECT_EQ(read(Api::completions, R"({"prompt":["Once"]})").request.text, "Once");
     EXPECT_EQ(read(Api::completions, R"({"prompt":[5,6]})").request.ids, (std::vector<std::int32_t>{5, 6}));
+    EXPECT_EQ(read(Api::completions, R"({"prompt":[5.0]})").request.ids, (std::vector<std::int32_t>{5}));
     for (const auto& [prompt, field] :
          std::vector<std::pair<std::string, std::string>>{{R"(["a","b"])", "prompt[0]"},
                                                           {"[]", "prompt"},

@@ -20,9 +20,9 @@ namespace {
 
 class ServiceTest : public ::testing::Test {
   protected:
-    ServiceTest()
+    explicit ServiceTest(ServiceOptions options = {})
         : http_(HttpServer::listen({.port = 0}).value()),
-          service_(std::make_unique<Service>(*http_, ServiceOptions{})) {
+          service_(std::make_unique<Service>(*http_, std::move(options))) {
         EXPECT_TRUE(service_->start());
         thread_ = std::thread([this] { http_->run(*service_); });
     }
@@ -42,17 +42,16 @@ class ServiceTest : public ::testing::Test {
 
     // The whole response to one request.
     [[nodiscard]] std::string ask(const std::string& method, const std::string& path,
-                                  const std::string& body = "") const {
+                                  const std::string& body = "", const std::string& headers = "") const {
         const int client = ::socket(AF_INET, SOCK_STREAM, 0);
         sockaddr_in address{};
         address.sin_family = AF_INET;
         address.sin_port = htons(static_cast<std::uint16_t>(http_->port()));
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         EXPECT_EQ(::connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-        const std::string request =
-            method + " " + path +
-            " HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
-            "\r\n\r\n" + body;
+        const std::string request = method + " " + path + " HTTP/1.1\r\nHost: h\r\nConnection: close\r\n" +
+                                    headers + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" +
+                                    body;
         EXPECT_EQ(::send(client, request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
         std::string out;
         char piece[4096];
@@ -83,6 +82,35 @@ TEST_F(ServiceTest, SaysThatItIsLoadingUntilItIsNot) {
     EXPECT_TRUE(ask("GET", "/health").starts_with("HTTP/1.1 200"));
     EXPECT_NE(ask("GET", "/v1/models").find(R"("id":"demo")"), std::string::npos);
     EXPECT_TRUE(ask("POST", "/tokenize", body).starts_with("HTTP/1.1 200"));
+}
+
+class LockedServiceTest : public ServiceTest {
+  protected:
+    LockedServiceTest() : ServiceTest({.api_keys = {"one", "two"}}) { EXPECT_TRUE(have_model()); }
+};
+
+TEST_F(LockedServiceTest, OneKnownKeyIsEnough) {
+    const auto status = [&](const std::string& headers) {
+        return ask("GET", "/v1/models", "", headers).substr(9, 3);
+    };
+    EXPECT_EQ(status("Authorization: Bearer one\r\n"), "200");
+    EXPECT_EQ(status("x-api-key: two\r\n"), "200");
+    EXPECT_EQ(status("Authorization: Bearer none\r\nx-api-key: two\r\n"), "200");
+    EXPECT_EQ(status("Authorization: Bearer one\r\nx-api-key: none\r\n"), "200");
+    for (const char* wrong :
+         {"", "Authorization: Bearer none\r\n", "Authorization: Bearer \r\n", "x-api-key: \r\n",
+          "Authorization: one\r\n", "x-api-key: on\r\n", "x-api-key: onetwo\r\n"})
+        EXPECT_EQ(status(wrong), "401") << wrong;
+    EXPECT_EQ(ask("GET", "/health").substr(9, 3), "200");
+}
+
+TEST_F(ServiceTest, SaysWhichMethodsAPathTakes) {
+    EXPECT_NE(ask("POST", "/health").find("\r\nAllow: GET, HEAD\r\n"), std::string::npos);
+    EXPECT_NE(ask("GET", "/v1/messages").find("\r\nAllow: POST\r\n"), std::string::npos);
+    // Not to be tried again as it is.
+    const std::string coded = ask("GET", "/", "", "Transfer-Encoding: gzip\r\n");
+    EXPECT_TRUE(coded.starts_with("HTTP/1.1 501")) << coded;
+    EXPECT_NE(coded.find("invalid_request_error"), std::string::npos) << coded;
 }
 
 }  // namespace

@@ -352,6 +352,8 @@ TEST_F(TurnTest, TheLimitOfTokensIsToBlameWhereAShorterReplyWouldFit) {
     EXPECT_EQ(text_at(run(R"("max_completion_tokens":100000,"max_tokens":3)"), "field"),
               "max_completion_tokens");
     EXPECT_EQ(text_at(run(""), "field"), "messages");
+    EXPECT_EQ(text_at(run(R"("max_tokens":3,"diffusion":{"canvas_length":5000})"), "field"),
+              "diffusion.canvas_length");
     port_->context = 20;  // of which the canvas would take 64
     EXPECT_EQ(text_at(run(R"("max_tokens":100000)"), "field"), "messages");
 }

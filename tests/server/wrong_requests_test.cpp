@@ -86,6 +86,30 @@ TEST(AllRequests, RefuseTwoToolsOfOneName) {
         "tools[2].name");
 }
 
+TEST(AllRequests, RefuseToolsThatNoCallCanName) {
+    const auto field = [](const std::string& name) {
+        return chat(R"("tools":[{"type":"function","function":{"name":")" + name + R"("}}])").field();
+    };
+    for (const char* name : {"f{", "}f", " f", "f\\n", " "})
+        EXPECT_EQ(field(name), "tools[0].function.name") << name;
+    for (const char* name : {"get_weather", "a.b/c-d:e", "f g", "é", "<|tool_call>"})
+        EXPECT_EQ(field(name), "none") << name;
+}
+
+TEST(AllRequests, SayWhatIsEmptyInTheirOwnWords) {
+    const Read items = read(Api::responses, R"({"input":[]})");
+    EXPECT_EQ(items.field(), "input");
+    EXPECT_TRUE(items.error->message.starts_with("input is empty")) << items.error->message;
+    // A turn in which nothing is said is a turn, as text or as blocks.
+    for (const char* said : {R"("")", "[]"}) {
+        const Read last = read(Api::messages, R"({"max_tokens":1,"messages":[{"role":"user","content":"a"},
+            {"role":"assistant","content":"b"},{"role":"user","content":)" +
+                                                  std::string(said) + "}]}");
+        EXPECT_EQ(last.field(), "none");
+        EXPECT_EQ(last.request.chat.messages.as_array().size(), 3u) << said;
+    }
+}
+
 // Every range and type, each with the field it is about.
 TEST(AllRequests, NameTheFieldThatIsWrongHoweverDeep) {
     const std::string call = R"({"id":"1","type":"function","function":{"name":"f","arguments":"{}"}})";

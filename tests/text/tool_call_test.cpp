@@ -85,5 +85,13 @@ TEST(ToolCalls, SurviveTheRoundTripWhateverTheyHold) {
     }
 }
 
+TEST(ToolCalls, CanSayWhatReadsBack) {
+    for (const std::string name :
+         {"f", "get_weather", "a.b/c-d:e", "f g", "é", "{", "f{", "}", " f", "f\n", ""}) {
+        const Result<ToolCall> call = parse_tool_call("call:" + name + "{}");
+        EXPECT_EQ(can_be_called(name), call.ok() && call->name == name) << name;
+    }
+}
+
 }  // namespace
 }  // namespace dgemma::text
