@@ -201,7 +201,11 @@ void Turn::take_again(TakeEnd& end) {
         return go_on();
     }
     if (must_call_) {
-        if (cut_off) return finish(end);
+        if (cut_off) {
+            // Nothing comes behind what was begun of the call, so it is the reply's, if nothing to show.
+            usage_.completion_tokens += static_cast<int>(end.bad_ids.size());
+            return finish(end);
+        }
         return fail(
             {.status = 500,
              .code = "tool_call_failed",

@@ -187,7 +187,10 @@ TEST_F(TurnTest, ARequiredCallThatStaysBrokenIsAnErrorAndNeverProse) {
 
 TEST_F(TurnTest, ARequiredCallThatIsCutOffIsALength) {
     port_->scripts = {{"<|tool_call>call:add{a:"}};
-    EXPECT_EQ(told(run(tools + R"(,"tool_choice":"required","max_tokens":4)")), "||length");
+    const Value cut = run(tools + R"(,"tool_choice":"required","max_tokens":4)");
+    EXPECT_EQ(told(cut), "||length");
+    EXPECT_NE(text::to_json(*cut.find("usage")->find("completion_tokens")), "0")
+        << "what was begun of the call counts";
 }
 
 TEST_F(TurnTest, ARequiredCallComesBehindTheThought) {
