@@ -59,11 +59,11 @@ std::optional<ApiError> check_ids(std::string_view field, const std::vector<std:
         const bool unknown = ids[i] >= tokenizer.vocab_size();
         const bool control = tokenizer.is_special(ids[i]) && tokenizer.token(ids[i]) != "<bos>";
         if (!unknown && (control_too || !control)) continue;
-        std::string place = fmt::format("{}[{}]", field, i);
+        const std::string place = fmt::format("{}[{}]", field, i);
         return ApiError{.message = fmt::format("{} is {}, which is {}.", place, ids[i],
                                                unknown ? "outside the vocabulary"
                                                        : "a control token that a prompt may not hold"),
-                        .field = std::move(place)};
+                        .field = place};
     }
     return std::nullopt;
 }
@@ -213,8 +213,8 @@ std::variant<std::string, ApiError> detokenize_json(std::string_view body, const
     for (std::size_t i = 0; i < tokens->as_array().size(); ++i) {
         const auto id = token_id(tokens->as_array()[i]);
         if (!id) {
-            std::string place = fmt::format("tokens[{}]", i);
-            return ApiError{.message = place + " is no token id.", .field = std::move(place)};
+            const std::string place = fmt::format("tokens[{}]", i);
+            return ApiError{.message = place + " is no token id.", .field = place};
         }
         ids.push_back(*id);
     }
