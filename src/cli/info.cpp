@@ -102,8 +102,7 @@ Result<InfoReport> inspect(const std::filesystem::path& model) {
         }
     }
 
-    DGEMMA_TRY(const std::string config, checkpoint.config_text());
-    DGEMMA_TRY(report.config, model::parse_config(config, (checkpoint.path() / "config.json").native()));
+    DGEMMA_TRY(report.config, model::read_config(checkpoint));
     report.has_generation_config = checkpoint.has_file("generation_config.json");
     if (report.has_generation_config) {
         DGEMMA_TRY(const std::string text, checkpoint.read_text("generation_config.json"));

@@ -40,9 +40,7 @@ double values_of_row(const model::TextConfig& text) {
 }
 
 Result<MemoryFit> memory_fit(const files::Checkpoint& checkpoint, const Arguments& arguments) {
-    DGEMMA_TRY(const std::string content, checkpoint.config_text());
-    DGEMMA_TRY(const model::Config config,
-               model::parse_config(content, (checkpoint.path() / "config.json").string()));
+    DGEMMA_TRY(const model::Config config, model::read_config(checkpoint));
     MemoryFit fit;
     const model::TensorReport found = model::survey_tensors(config, checkpoint);
     for (const std::string& name : checkpoint.names()) {

@@ -110,9 +110,7 @@ Status check_fit(const text::Tokenizer& tokenizer, int vocabulary, const fs::pat
 }
 
 std::vector<std::string> unexpected_tensors(const files::Checkpoint& checkpoint) {
-    const auto text = checkpoint.config_text();
-    if (!text) return {};
-    const auto config = model::parse_config(*text, "config.json");
+    const auto config = model::read_config(checkpoint);
     if (!config) return {};
     return model::survey_tensors(*config, checkpoint).unexpected;
 }

@@ -33,12 +33,14 @@ struct Source {
     model::Config config;
 };
 
+Result<Source> open_source(const fs::path& path) {
+    DGEMMA_TRY(files::Checkpoint checkpoint, files::Checkpoint::open(path));
+    DGEMMA_TRY(model::Config config, model::read_config(checkpoint));
+    return Source{std::move(checkpoint), std::move(config)};
+}
 Result<Source> open_source(const Arguments& arguments) {
     DGEMMA_TRY(const fs::path path, chosen_model(arguments));
-    DGEMMA_TRY(files::Checkpoint checkpoint, files::Checkpoint::open(path));
-    DGEMMA_TRY(const std::string text, checkpoint.config_text());
-    DGEMMA_TRY(model::Config config, model::parse_config(text, (checkpoint.path() / "config.json").native()));
-    return Source{std::move(checkpoint), std::move(config)};
+    return open_source(path);
 }
 
 // What the source is called: its name in the hub, else that of its directory.
@@ -136,15 +138,6 @@ Result<fs::path> pack_directory(const std::string& named) {
                     quote(named), files::kPackManifestName)};
 }
 
-// Whether the pack holds every tensor of the model that its config.json tells of, in its shape.
-Status check_whole(const fs::path& directory) {
-    DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(directory));
-    DGEMMA_TRY(const std::string text, checkpoint.config_text());
-    DGEMMA_TRY(const model::Config config, model::parse_config(text, (directory / "config.json").native()));
-    if (auto report = model::check_tensors(config, checkpoint); !report) return std::move(report).error();
-    return {};
-}
-
 Result<int> check(const Arguments& arguments, Console& console) {
     for (const Flag flag : {Flag::output, Flag::profile, Flag::set}) {
         if (!arguments.given(flag)) continue;
@@ -154,8 +147,11 @@ Result<int> check(const Arguments& arguments, Console& console) {
                                  arguments.source(flag))};
     }
     DGEMMA_TRY(const fs::path directory, pack_directory(*arguments.text(Flag::check)));
-    DGEMMA_TRY(const files::Pack pack, files::Pack::open(directory));
-    DGEMMA_CHECK(check_whole(directory));
+    DGEMMA_TRY(const Source packed, open_source(directory));
+    const files::Pack& pack = *packed.checkpoint.pack();
+    // Every tensor of the model that its config.json tells of, in its shape.
+    if (auto report = model::check_tensors(packed.config, packed.checkpoint); !report)
+        return std::move(report).error();
     // Only a model given with --check itself is its source: DGEMMA_MODEL is for everyday use.
     std::optional<Source> source;
     if (arguments.given(Flag::model) && arguments.source(Flag::model) == "--model") {

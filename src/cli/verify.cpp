@@ -2,8 +2,10 @@
 // published of it?
 #include "engine/verify.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <system_error>
 
@@ -113,9 +115,7 @@ Status whole_fits(const files::Checkpoint& checkpoint, const Arguments& argument
 Result<int> run_verify(const Arguments& arguments, Console& console) {
     DGEMMA_TRY(const std::filesystem::path model, chosen_model(arguments));
     DGEMMA_TRY(const files::Checkpoint checkpoint, files::Checkpoint::open(model));
-    DGEMMA_TRY(const std::string config_text, checkpoint.config_text());
-    DGEMMA_TRY(const model::Config config,
-               model::parse_config(config_text, (checkpoint.path() / "config.json").string()));
+    DGEMMA_TRY(const model::Config config, model::read_config(checkpoint));
     const auto dump = arguments.text(Flag::dump);
     if (dump) DGEMMA_CHECK(prepare_dump(*dump));
     engine::VerifyOptions options;

@@ -108,8 +108,7 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
                                  options.threads)};
     }
     auto loaded = std::make_unique<LoadedModel>();
-    DGEMMA_TRY(const std::string config, checkpoint.config_text());
-    DGEMMA_TRY(loaded->config, model::parse_config(config, (checkpoint.path() / "config.json").string()));
+    DGEMMA_TRY(loaded->config, model::read_config(checkpoint));
     if (checkpoint.has_file("generation_config.json")) {
         DGEMMA_TRY(const std::string generation, checkpoint.read_text("generation_config.json"));
         DGEMMA_TRY(loaded->generation,

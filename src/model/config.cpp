@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/quote.h"
+#include "files/checkpoint.h"
 #include "model/json_fields.h"
 #include "model/vision_config.h"
 
@@ -318,6 +319,11 @@ Result<Config> parse_config(std::string_view text, std::string_view where) {
     if (!tied) return top.unsupported("tie_word_embeddings", "true: the head is the embedding");
     DGEMMA_CHECK(read_ids(top, text_fields, config));
     return config;
+}
+
+Result<Config> read_config(const files::Checkpoint& checkpoint) {
+    DGEMMA_TRY(const std::string text, checkpoint.config_text());
+    return parse_config(text, (checkpoint.path() / "config.json").native());
 }
 
 }  // namespace dgemma::model

@@ -11,6 +11,10 @@
 #include "base/dtype.h"
 #include "base/result.h"
 
+namespace dgemma::files {
+class Checkpoint;
+}
+
 namespace dgemma::model {
 
 enum class LayerKind : std::uint8_t { sliding, full };
@@ -85,6 +89,9 @@ struct GenerationConfig {
 // wrong type, a nonsense number; names the key), unsupported (another architecture; names it and what we can
 // run).
 Result<Config> parse_config(std::string_view json, std::string_view where);
+
+// That of a checkpoint. Errors: those of Checkpoint::config_text and parse_config.
+Result<Config> read_config(const files::Checkpoint& checkpoint);
 
 // The text of generation_config.json -> GenerationConfig, both spellings of contract/model.md 1.4. Errors: as
 // above; an unknown `sampler_config` class is refused by name.
