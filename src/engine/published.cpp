@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "engine/difference.h"
 #include "model/synthetic.h"
 
 namespace dgemma::engine {
@@ -145,25 +146,20 @@ bool has_published_shapes(const model::Config& config, const files::Checkpoint& 
 }
 
 LogitComparison compare_logits(std::span<const float> got, std::span<const PublishedRow> rows) {
-    LogitComparison out;
-    double difference = 0, ours = 0, theirs = 0, product = 0;
+    Difference capped, before;
     std::size_t at = 0;
     for (const PublishedRow& row : rows) {
         for (const float want : row.logits) {
-            const float z = at < got.size() ? got[at] : NAN;
+            const double z = at < got.size() ? got[at] : NAN;
             ++at;
-            if (!std::isfinite(z)) {
-                ++out.broken;
-                continue;
-            }
-            out.largest = std::max(out.largest, std::abs(static_cast<double>(z) - want));
-            const double a = before_cap(z), b = before_cap(want);
-            difference += (a - b) * (a - b);
-            ours += a * a, theirs += b * b, product += a * b;
+            capped.add(z, want);
+            if (std::isfinite(z)) before.add(before_cap(z), before_cap(want));
         }
     }
-    if (theirs > 0) out.relative_rms = std::sqrt(difference / theirs);
-    out.cosine = ours > 0 && theirs > 0 ? product / std::sqrt(ours * theirs) : 0;
+    LogitComparison out;
+    out.largest = capped.largest(), out.broken = capped.broken();
+    out.relative_rms = before.relative_rms();
+    if (out.broken < static_cast<std::int64_t>(at)) out.cosine = before.cosine();
     return out;
 }
 

@@ -50,7 +50,7 @@ struct LogitComparison {
     double largest = 0;  // of |ours - published|, softcapped
     // Of the numbers before the cap, c atanh(z / c): the cap hides how far large ones are off.
     double relative_rms = 0;  // |ours - published| / |published|
-    double cosine = 1;
+    double cosine = 0;        // 0 where no number was finite
     std::int64_t broken = 0;  // numbers of ours that are not finite
 };
 // got: for each of `rows` in turn the logits of its first kPublishedColumns entries.

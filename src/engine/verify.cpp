@@ -10,6 +10,7 @@
 #include <fmt/core.h>
 
 #include "diffusion/noise.h"
+#include "engine/difference.h"
 #include "engine/loaded_model.h"
 
 namespace dgemma::engine {
@@ -88,20 +89,11 @@ Result<std::unique_ptr<Run>> run(LoadedModel& loaded, const VerifyOptions& optio
 }
 
 StageDifference compare(const std::vector<float>& got, const std::vector<float>& want) {
+    Difference all;
+    for (std::size_t i = 0; i < std::min(got.size(), want.size()); ++i) all.add(got[i], want[i]);
     StageDifference d;
-    double difference = 0, norm = 0, other = 0, product = 0;
-    for (std::size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-        if (!std::isfinite(got[i])) {
-            ++d.broken;
-            continue;
-        }
-        const double a = got[i], b = want[i];
-        d.largest = std::max(d.largest, std::abs(a - b));
-        difference += (a - b) * (a - b);
-        norm += b * b, other += a * a, product += a * b;
-    }
-    d.relative_rms = norm > 0 ? std::sqrt(difference / norm) : difference > 0 ? 1 : 0;
-    d.cosine = norm > 0 && other > 0 ? product / std::sqrt(norm * other) : norm == other ? 1 : 0;
+    d.largest = all.largest(), d.relative_rms = all.relative_rms(), d.cosine = all.cosine();
+    d.broken = all.broken();
     return d;
 }
 
