@@ -122,6 +122,20 @@ Value message_of(std::string_view role, Value content) {
     return Value::object(std::move(members));
 }
 
+Value wrapped_tools(const Value* given, Complaint& complaint,
+                    const std::function<Value(Fields& tool, const std::string& where)>& function_of) {
+    if (given == nullptr) return {};
+    Value::Array out;
+    for (std::size_t i = 0; i < given->as_array().size() && !complaint.error; ++i) {
+        const Value& tool = given->as_array()[i];
+        const std::string where = fmt::format("tools[{}]", i);
+        if (!must_be_object(tool, where, complaint)) break;
+        Fields fields(tool, where + ".", complaint);
+        out.push_back(object({{"type", string("function")}, {"function", function_of(fields, where)}}));
+    }
+    return Value::array(std::move(out));
+}
+
 std::string place_of(const GenerationRequest& request, std::size_t i) {
     return i < request.places.size() ? request.places[i] : fmt::format("messages[{}]", i);
 }

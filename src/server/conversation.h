@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,12 @@ void read_conversation(const Value& messages, const Value& tools, GenerationRequ
 // stands.
 void choose_tool(std::string_view field, std::string_view kind, std::string_view name, GenerationRequest& out,
                  Complaint& complaint);
+
+// A list of tools that have no wrapper, in the form of the chat API, {"type": "function", "function": ...}.
+// Null for none. function_of: what a tool's fields say as `function`; where: how the tool is called in
+// complaints.
+Value wrapped_tools(const Value* given, Complaint& complaint,
+                    const std::function<Value(Fields& tool, const std::string& where)>& function_of);
 
 // A message of the chat API.
 Value message_of(std::string_view role, Value content);

@@ -42,6 +42,13 @@ std::optional<std::int32_t> token_id(const Value& value) {
     return static_cast<std::int32_t>(*number);
 }
 
+bool must_be_object(const Value& value, const std::string& where, Complaint& complaint) {
+    if (value.is(Type::object)) return true;
+    complaint.refuse(where,
+                     fmt::format("{} must be an object, not {}.", where, text::describe(value.type())));
+    return false;
+}
+
 void Complaint::refuse(std::string field, std::string message) {
     if (error) return;
     error = ApiError{.message = std::move(message), .field = std::move(field)};
@@ -76,6 +83,12 @@ std::string Fields::needed_text(std::string_view name) {
     if (!given)
         complaint_.refuse(path_of(name), fmt::format("{} is missing; it must be a string.", path_of(name)));
     return std::move(given).value_or("");
+}
+
+std::string Fields::needed_name(std::string_view name) {
+    std::string given = needed_text(name);
+    if (given.empty()) complaint_.refuse(path_of(name), path_of(name) + " is empty.");
+    return given;
 }
 
 std::optional<bool> Fields::toggle(std::string_view name) {

@@ -24,6 +24,9 @@ struct Complaint {
     void cannot(std::string field, std::string message);
 };
 
+// Whether it is an object, which `where` in the request must be; complains of anything else.
+bool must_be_object(const Value& value, const std::string& where, Complaint& complaint);
+
 // A token id, written 5 or 5.0. Nothing for what is none, or longer than any vocabulary has.
 std::optional<std::int32_t> token_id(const Value& value);
 
@@ -38,6 +41,8 @@ class Fields {
 
     // A text that must be there; empty where it is not, or no text, which is complained of.
     std::string needed_text(std::string_view name);
+    // The same, and not the empty text.
+    std::string needed_name(std::string_view name);
 
     // Each is nothing where there is no value, or a wrong one, which is complained of.
     std::optional<std::string> text(std::string_view name);

@@ -61,10 +61,7 @@ class Conversation {
 
     void message(const Value& message, const std::string& where) {
         const Value* content = message.find("content");
-        if (!message.is(Type::object)) {
-            return complaint_.refuse(
-                where, fmt::format("{} must be an object, not {}.", where, text::describe(message.type())));
-        }
+        if (!must_be_object(message, where, complaint_)) return;
         Fields fields(message, where + ".", complaint_);
         const std::string role = fields.needed_text("role");
         if (complaint_.error) return;
@@ -162,8 +159,7 @@ class Conversation {
 
     Value call(const Value& block, const std::string& place) {
         Fields fields(block, place + ".", complaint_);
-        const std::string id = fields.text("id").value_or(""), name = fields.needed_text("name");
-        if (name.empty()) complaint_.refuse(place + ".name", place + ".name is empty.");
+        const std::string id = fields.text("id").value_or(""), name = fields.needed_name("name");
         const Value* input = fields.object("input");
         if (input == nullptr)
             complaint_.refuse(place + ".input", place + ".input is missing; it must be an object.");
@@ -197,17 +193,7 @@ Value messages_of(const Value& given, const Value* system, std::vector<std::stri
 }
 
 Value tools_of(const Value* given, Complaint& complaint) {
-    if (given == nullptr) return {};
-    Value::Array out;
-    for (std::size_t i = 0; i < given->as_array().size() && !complaint.error; ++i) {
-        const Value& tool = given->as_array()[i];
-        const std::string where = fmt::format("tools[{}]", i);
-        if (!tool.is(Type::object)) {
-            complaint.refuse(
-                where, fmt::format("{} must be an object, not {}.", where, text::describe(tool.type())));
-            break;
-        }
-        Fields fields(tool, where + ".", complaint);
+    return wrapped_tools(given, complaint, [&](Fields& fields, const std::string& where) {
         const std::string type = fields.text("type").value_or("custom");
         if (type != "custom") {
             complaint.refuse(where + ".type",
@@ -215,20 +201,16 @@ Value tools_of(const Value* given, Complaint& complaint) {
                                          "are called.",
                                          where, text::json_quoted(type.substr(0, 60))));
         }
-        const std::string name = fields.needed_text("name");
-        if (name.empty()) complaint.refuse(where + ".name", where + ".name is empty.");
+        const std::string name = fields.needed_name("name");
         const std::string description = fields.text("description").value_or("");
         const Value* schema = fields.object("input_schema");
         if (schema == nullptr)
             complaint.refuse(where + ".input_schema",
                              where + ".input_schema is missing; it must be an object.");
-        out.push_back(
-            object({{"type", string("function")},
-                    {"function", object({{"name", string(name)},
-                                         {"description", string(description)},
-                                         {"parameters", schema != nullptr ? *schema : Value()}})}}));
-    }
-    return Value::array(std::move(out));
+        return object({{"name", string(name)},
+                       {"description", string(description)},
+                       {"parameters", schema != nullptr ? *schema : Value()}});
+    });
 }
 
 void read_thinking(const Value* given, GenerationRequest& out, Complaint& complaint) {

@@ -20,10 +20,7 @@ class Conversation {
         : complaint_(complaint), places_(places) {}
 
     void item(const Value& item, const std::string& where) {
-        if (!item.is(Type::object)) {
-            return complaint_.refuse(
-                where, fmt::format("{} must be an object, not {}.", where, text::describe(item.type())));
-        }
+        if (!must_be_object(item, where, complaint_)) return;
         Fields fields(item, where + ".", complaint_);
         const std::string type = fields.text("type").value_or("message");
         if (complaint_.error) return;
@@ -168,17 +165,7 @@ class Conversation {
 
 // {"type": "function", "name", "parameters"} to the form of the chat API.
 Value tools_of(const Value* given, Complaint& complaint) {
-    if (given == nullptr) return {};
-    Value::Array out;
-    for (std::size_t i = 0; i < given->as_array().size() && !complaint.error; ++i) {
-        const Value& tool = given->as_array()[i];
-        const std::string where = fmt::format("tools[{}]", i);
-        if (!tool.is(Type::object)) {
-            complaint.refuse(
-                where, fmt::format("{} must be an object, not {}.", where, text::describe(tool.type())));
-            break;
-        }
-        Fields fields(tool, where + ".", complaint);
+    return wrapped_tools(given, complaint, [&](Fields& fields, const std::string& where) {
         const std::string type = fields.needed_text("type");
         if (type != "function") {
             complaint.refuse(
@@ -187,18 +174,12 @@ Value tools_of(const Value* given, Complaint& complaint) {
                             "...}}; no other tool can be called.",
                             where));
         }
-        const std::string name = fields.needed_text("name");
-        if (name.empty()) complaint.refuse(where + ".name", where + ".name is empty.");
-        Value function = object({{"name", string(name)}});
+        Value function = object({{"name", string(fields.needed_name("name"))}});
         if (auto description = fields.text("description"))
             function.set("description", Value::string(*std::move(description)));
         if (const Value* schema = fields.object("parameters")) function.set("parameters", *schema);
-        Value::Object members;
-        members.push_back({"type", string("function")});
-        members.push_back({"function", std::move(function)});
-        out.push_back(Value::object(std::move(members)));
-    }
-    return Value::array(std::move(out));
+        return function;
+    });
 }
 
 void read_tool_choice(const Value* given, GenerationRequest& out, Complaint& complaint) {
