@@ -7,13 +7,15 @@ import hashlib
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 binary, source, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 clients = source / "tests" / "server" / "clients"
+sys.path.insert(0, str(clients.parent))
+
+import server_process
+
 key = "test-key"
 
 
@@ -38,38 +40,19 @@ def installed():
     return True
 
 
-def start():
-    """A server on a free port. -> the process, its address"""
-    log = open(work / "server.log", "wb")
-    process = subprocess.Popen([binary, "serve", "--port", "0", "--api-key", key, "--model", f"demo={source / 'models' / 'demo'}"], stderr=log)
-    for _ in range(600):
-        for line in (work / "server.log").read_text().splitlines():
-            if "ready at " in line:
-                return process, line.split("ready at ")[1].split(" ")[0]
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    process.kill()
-    sys.exit("The server did not start:\n" + (work / "server.log").read_text())
-
-
 def main():
     if not installed():
         return 77
-    process, url = start()
+    server = server_process.Server(binary, source, "--api-key", key)
+    url = f"http://127.0.0.1:{server.port}"
     tests = sorted(file.name for file in clients.glob("*.test.mjs"))
     try:
         code = subprocess.run(["node", "--test", *tests], cwd=work, timeout=600,
                               env={**os.environ, "DGEMMA_URL": url, "DGEMMA_KEY": key}).returncode
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            ended = process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            ended = "no end"
+        ended = server.end(wait=40)
     if ended != 0:
-        print(f"The server did not end in order: {ended}\n" + (work / "server.log").read_text())
+        print(f"The server did not end in order: {ended}\n" + server.said())
         return 1
     return code
 
