@@ -22,7 +22,7 @@ struct Prepared {
     engine::Continuation continuation;  // of a tool turn whose round is known
 };
 
-// Parses, renders and tokenizes. count_only: of Api::messages, for count_tokens. Usable from any thread.
+// Parses, renders and tokenizes. count_only: the prompt is all that is asked for. Usable from any thread.
 std::variant<Prepared, ApiError> prepare(Api api, std::string_view body, bool lenient, bool count_only,
                                          const ServedModels& models, ResponseStore* store);
 

@@ -62,9 +62,11 @@ class ReplyWriter {
     // Something that every client passes over, so that a slow stream shows signs of life.
     virtual void ping() = 0;
 
-    // Of responses: the reply's id, and its items when it has ended.
+    // Of responses that are to be kept: the reply's id, and when it has ended its items and all of it as
+    // JSON.
     [[nodiscard]] virtual std::string id_for_store() const { return {}; }
     [[nodiscard]] virtual Value::Array items() const { return {}; }
+    [[nodiscard]] virtual std::string reply() const { return {}; }
 
     [[nodiscard]] std::string take() { return std::exchange(out_, {}); }
 

@@ -10,10 +10,11 @@ constexpr std::size_t entry_bytes = 512, item_bytes = 256;
 }  // namespace
 
 void ResponseStore::put(const std::string& response_id, const Value::Array& conversation,
-                        const Value::Array& output) {
+                        const Value::Array& output, std::string response) {
     Entry entry;
     entry.id = response_id;
-    entry.bytes = entry_bytes;
+    entry.response = std::move(response);
+    entry.bytes = entry_bytes + entry.response.size();
     for (const Value::Array* part : {&conversation, &output}) {
         for (const Value& item : *part) {
             entry.items.push_back(text::to_json(item));
@@ -29,32 +30,61 @@ void ResponseStore::put(const std::string& response_id, const Value::Array& conv
     by_response_[response_id] = place;
     const std::size_t first = place->items.size() - place->outputs.size();
     for (std::size_t i = 0; i < place->outputs.size(); ++i) by_item_[place->outputs[i]] = {place, first + i};
-    while (bytes_ > most_bytes_) forget_oldest();
+    while (bytes_ > most_bytes_) forget(std::prev(entries_.end()));
 }
 
-void ResponseStore::forget_oldest() {
-    const Place last = std::prev(entries_.end());
-    bytes_ -= last->bytes;
-    by_response_.erase(last->id);
-    for (const std::string& id : last->outputs) by_item_.erase(id);
-    entries_.erase(last);
+void ResponseStore::forget(Place place) {
+    bytes_ -= place->bytes;
+    by_response_.erase(place->id);
+    for (const std::string& id : place->outputs) by_item_.erase(id);
+    entries_.erase(place);
 }
 
-std::optional<Value::Array> ResponseStore::conversation(const std::string& response_id) {
+bool ResponseStore::forget(const std::string& response_id) {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_response_.find(response_id);
+    if (found == by_response_.end()) return false;
+    forget(found->second);
+    return true;
+}
+
+ResponseStore::Entry* ResponseStore::used(const std::string& response_id) {
+    const auto found = by_response_.find(response_id);
+    if (found == by_response_.end()) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return &*found->second;
+}
+
+std::optional<Value::Array> ResponseStore::items(const std::string& response_id, bool with_output) {
     std::string json = "[";
     {
         const std::lock_guard lock(mutex_);
-        const auto found = by_response_.find(response_id);
-        if (found == by_response_.end()) return std::nullopt;
-        entries_.splice(entries_.begin(), entries_, found->second);
-        for (const std::string& item : found->second->items) {
-            if (json.size() > 1) json += ',';
-            json += item;
+        const Entry* entry = used(response_id);
+        if (entry == nullptr) return std::nullopt;
+        const std::size_t count = entry->items.size() - (with_output ? 0 : entry->outputs.size());
+        for (std::size_t i = 0; i < count; ++i) {
+            if (i > 0) json += ',';
+            json += entry->items[i];
         }
     }
     const Result<Value> items = text::parse_json(json + "]", "a kept response");
     if (!items) return std::nullopt;
     return items.value().as_array();
+}
+
+std::optional<Value::Array> ResponseStore::conversation(const std::string& response_id) {
+    return items(response_id, true);
+}
+
+std::optional<Value::Array> ResponseStore::input(const std::string& response_id) {
+    return items(response_id, false);
+}
+
+std::optional<std::string> ResponseStore::response(const std::string& response_id) {
+    const std::lock_guard lock(mutex_);
+    const Entry* entry = used(response_id);
+    if (entry == nullptr) return std::nullopt;
+    return entry->response;
 }
 
 std::optional<Value> ResponseStore::item(const std::string& item_id) {

@@ -20,6 +20,7 @@ class ResponsesWriter : public ReplyWriter {
   public:
     ResponsesWriter(const GenerationRequest& request, ReplyHead head)
         : stream_(request.stream),
+          kept_(request.store),
           summary_(request.reasoning_summary),
           send_back_(request.reasoning_to_send_back),
           head_(std::move(head)),
@@ -101,8 +102,9 @@ class ResponsesWriter : public ReplyWriter {
         if (cut) reply.set("incomplete_details", object({{"reason", string("max_output_tokens")}}));
         reply.set("usage", usage_json(end.usage));
         reply.set("diffusion", end.diffusion);
+        if (kept_ || !stream_) reply_ = text::to_json(reply);
         if (!stream_) {
-            out_ = text::to_json(reply);
+            out_ = reply_;
             return;
         }
         event(cut ? "response.incomplete" : "response.completed", {{"response", std::move(reply)}});
@@ -110,6 +112,7 @@ class ResponsesWriter : public ReplyWriter {
 
     [[nodiscard]] std::string id_for_store() const override { return "resp_" + head_.id; }
     [[nodiscard]] Value::Array items() const override { return items_; }
+    [[nodiscard]] std::string reply() const override { return reply_; }
 
   private:
     enum class Kind : std::uint8_t { none, reasoning, message };
@@ -244,7 +247,8 @@ class ResponsesWriter : public ReplyWriter {
         items_.push_back(std::move(done));
     }
 
-    bool stream_, summary_, send_back_;
+    bool stream_, kept_, summary_, send_back_;
+    std::string reply_;  // complete, as JSON
     ReplyHead head_;
     Value frame_;
     Value::Array items_;  // done

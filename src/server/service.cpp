@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/host_memory.h"
+#include "server/kept_responses.h"
 
 namespace dgemma::server {
 
@@ -19,11 +20,14 @@ struct Route {
     std::string_view path;
     std::string_view method;
     Api api;
+    bool deletes = false;  // takes DELETE, too
 };
 
-constexpr std::array<Route, 11> routes = {{{"/v1/chat/completions", "POST", Api::chat},
+constexpr std::array<Route, 13> routes = {{{"/v1/chat/completions", "POST", Api::chat},
                                            {"/v1/completions", "POST", Api::completions},
                                            {"/v1/responses", "POST", Api::responses},
+                                           {"/v1/responses/input_tokens", "POST", Api::responses},
+                                           {"/v1/responses/ID", "GET", Api::responses, true},
                                            {"/v1/messages", "POST", Api::messages},
                                            {"/v1/messages/count_tokens", "POST", Api::messages},
                                            {"/tokenize", "POST", Api::own},
@@ -33,14 +37,25 @@ constexpr std::array<Route, 11> routes = {{{"/v1/chat/completions", "POST", Api:
                                            {"/metrics", "GET", Api::own},
                                            {"/openapi.json", "GET", Api::own}}};
 
-constexpr std::string_view one_model = "/v1/models/";
+constexpr std::string_view one_model = "/v1/models/", one_response = "/v1/responses/";
 
 const Route* route_of(std::string_view path) {
     if (path.starts_with(one_model)) path = "/v1/models";
     for (const Route& route : routes) {
         if (route.path == path) return &route;
     }
+    if (path.starts_with(one_response) && path.size() > one_response.size())
+        return route_of("/v1/responses/ID");
     return nullptr;
+}
+
+bool takes(const Route& route, std::string_view method) {
+    return method == route.method || (method == "HEAD" && route.method == "GET") ||
+           (method == "DELETE" && route.deletes);
+}
+std::string methods_of(const Route& route) {
+    return std::string(route.method) + (route.method == "GET" ? ", HEAD" : "") +
+           (route.deletes ? ", DELETE" : "");
 }
 
 Api api_of(std::string_view path) { return path.starts_with("/v1/messages") ? Api::messages : Api::own; }
@@ -202,12 +217,13 @@ std::optional<HttpResponse> Service::on_head(const HttpRequest& request) {
                       .message = fmt::format("There is no path {} here; /openapi.json lists those there are.",
                                              text::json_quoted(request.path.substr(0, 100)))});
     }
-    if (request.method != route->method && !(request.method == "HEAD" && route->method == "GET")) {
+    if (!takes(*route, request.method)) {
         HttpResponse response =
             refuse(route->path, {.status = 405,
                                  .code = "method_not_allowed",
-                                 .message = fmt::format("{} takes {} only.", route->path, route->method)});
-        response.headers.emplace_back("Allow", route->method == "GET" ? "GET, HEAD" : route->method);
+                                 .message = fmt::format("{} takes {}{} only.", route->path, route->method,
+                                                        route->deletes ? " and DELETE" : "")});
+        response.headers.emplace_back("Allow", methods_of(*route));
         return response;
     }
     // Whether the server lives is no secret.
@@ -258,6 +274,15 @@ void Service::answer_get(const std::shared_ptr<HttpExchange>& exchange, const Ht
                                               {"has_more", boolean(false)},
                                               {"first_id", first},
                                               {"last_id", last}}));
+    } else if (request.path.starts_with(one_response)) {
+        const Route& route = *route_of(request.path);
+        auto out = kept_response_json(
+            request.method, percent_decoded(std::string_view(request.path).substr(one_response.size())),
+            request.query, store_);
+        if (const auto* error = std::get_if<ApiError>(&out))
+            return answer(exchange, route.path, route.api, *error);
+        response.body = std::get<std::string>(std::move(out));
+        return answer(exchange, route.path, std::move(response));
     } else {
         const std::string name = percent_decoded(std::string_view(request.path).substr(one_model.size()));
         const auto model = name.empty() ? nullptr : model_named(models_, name);
@@ -271,7 +296,7 @@ void Service::on_request(std::shared_ptr<HttpExchange> exchange, HttpRequest req
     if (request.method == "OPTIONS") {
         HttpResponse response{.status = 204, .headers = common_headers("req_" + random_name(24))};
         if (!options_.cors_origin.empty()) {
-            response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+            response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
             response.headers.emplace_back(
                 "Access-Control-Allow-Headers",
                 std::string(request.header("access-control-request-headers").value_or("*")));
@@ -291,7 +316,8 @@ void Service::on_request(std::shared_ptr<HttpExchange> exchange, HttpRequest req
                                .message = "A body comes as it is here: leave Content-Encoding out."});
     }
     if (const auto problem = unready()) return answer(exchange, route.path, route.api, *problem);
-    const bool counts = route.path == "/v1/messages/count_tokens";
+    const bool counts =
+        route.path == "/v1/messages/count_tokens" || route.path == "/v1/responses/input_tokens";
     if (route.api != Api::own && !counts)
         return generate(std::move(exchange), route.api, route.path, std::move(request.body));
 
@@ -301,12 +327,14 @@ void Service::on_request(std::shared_ptr<HttpExchange> exchange, HttpRequest req
         Answer out;
         try {
             if (counts) {
-                auto prepared = prepare(Api::messages, body, lenient, true, models, nullptr);
+                auto prepared = prepare(route.api, body, lenient, true, models, &store_);
                 if (auto* error = std::get_if<ApiError>(&prepared))
                     out = std::move(*error);
                 else
-                    out = fmt::format("{{\"input_tokens\":{}}}",
-                                      std::get<Prepared>(prepared).prompt.ids.size());
+                    out =
+                        fmt::format("{{{}\"input_tokens\":{}}}",
+                                    route.api == Api::responses ? R"("object":"response.input_tokens",)" : "",
+                                    std::get<Prepared>(prepared).prompt.ids.size());
             } else {
                 out = route.path == "/tokenize" ? tokenize_json(body, models) : detokenize_json(body, models);
             }

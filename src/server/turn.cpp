@@ -236,7 +236,7 @@ void Turn::go_on() {
 
 void Turn::remember(ResponseStore& store) {
     if (request_.api == Api::responses && request_.store)
-        store.put(writer_->id_for_store(), request_.conversation, writer_->items());
+        store.put(writer_->id_for_store(), request_.conversation, writer_->items(), writer_->reply());
 }
 
 void Turn::finish(const TakeEnd& end) {

@@ -260,7 +260,8 @@ TEST(ResponsesRequest, GoesOnFromWhatIsKept) {
                        {"id", string("fc_1")},
                        {"call_id", string("c")},
                        {"name", string("f")},
-                       {"arguments", string("{}")}})});
+                       {"arguments", string("{}")}})},
+              "{}");
     const auto messages = [&](const std::string& json) {
         const Result<Value> body = text::parse_json(json, "the body");
         GenerationRequest request;
@@ -275,7 +276,8 @@ TEST(ResponsesRequest, GoesOnFromWhatIsKept) {
     EXPECT_NE(by_response.find(R"("name":"f")"), std::string::npos);
     // What no longer fits pushes out what was used longest ago.
     for (int i = 2; i < 20; ++i)
-        store.put("resp_" + std::to_string(i), {object({{"content", string(std::string(100, 'x'))}})}, {});
+        store.put("resp_" + std::to_string(i), {object({{"content", string(std::string(100, 'x'))}})}, {},
+                  "{}");
     EXPECT_FALSE(store.conversation("resp_1"));
     EXPECT_FALSE(store.item("fc_1"));
     EXPECT_TRUE(store.conversation("resp_19"));
@@ -283,7 +285,7 @@ TEST(ResponsesRequest, GoesOnFromWhatIsKept) {
     // What is kept says what was put, to the digit.
     const auto exact = text::parse_json(
         R"([{"a":1.0,"b":1,"c":123456789012345678901234567890,"d":"\u00e9\n\"","e":[null,true]}])", "");
-    store.put("resp_exact", exact.value().as_array(), exact.value().as_array());
+    store.put("resp_exact", exact.value().as_array(), exact.value().as_array(), "{}");
     ASSERT_TRUE(store.conversation("resp_exact"));
     EXPECT_EQ(store.conversation("resp_exact")->at(1), exact.value().as_array().at(0));
 }

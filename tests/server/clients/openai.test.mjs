@@ -204,6 +204,39 @@ test('responses: goes on from a response by its id', async () => {
   await assert.rejects(client.responses.create({model: 'demo', input: 'x', previous_response_id: kept.id}), OpenAI.BadRequestError);
 });
 
+test('responses: kept ones are there again, with their input, until they are deleted', async () => {
+  const asked = {model: 'demo', input: 'My name is Will.', seed: 0};
+  for (const stream of [false, true]) {
+    const made = stream ? await client.responses.stream(asked).finalResponse() : await client.responses.create(asked);
+    const again = await client.responses.retrieve(made.id);
+    assert.equal(again.output_text, made.output_text);
+    assert.deepEqual(again.usage, made.usage);
+    assert.deepEqual(again.output, JSON.parse(JSON.stringify(made.output, (key, value) => key === 'parsed' ? undefined : value)));
+    const items = [];
+    for await (const item of client.responses.inputItems.list(made.id)) items.push(item);
+    assert.equal(items.length, 1);
+    assert.deepEqual(items[0].content, [{type: 'input_text', text: asked.input}]);
+    const next = await client.responses.create({model: 'demo', input: 'What is my name?', previous_response_id: made.id, seed: 0});
+    const input = [];
+    for await (const item of client.responses.inputItems.list(next.id, {limit: 1, order: 'asc'})) input.push(item);
+    assert.deepEqual(input.map((item) => item.role), ['user', 'assistant', 'user']);
+    await client.responses.delete(made.id);
+    await assert.rejects(client.responses.retrieve(made.id), OpenAI.NotFoundError);
+    await assert.rejects(client.responses.delete(made.id), OpenAI.NotFoundError);
+    await assert.rejects(client.responses.create({...asked, previous_response_id: made.id}), OpenAI.BadRequestError);
+  }
+  const secret = await client.responses.create({...asked, store: false});
+  await assert.rejects(client.responses.retrieve(secret.id), OpenAI.NotFoundError);
+  await assert.rejects(client.responses.inputItems.list(secret.id), OpenAI.NotFoundError);
+});
+
+test('responses: tokens of a prompt, counted', async () => {
+  const asked = {model: 'demo', input: 'My name is Will.'};
+  const counted = await client.responses.inputTokens.count(asked);
+  assert.equal(counted.object, 'response.input_tokens');
+  assert.equal(counted.input_tokens, (await client.responses.create({...asked, seed: 0})).usage.input_tokens);
+});
+
 test('completions and models', async () => {
   const reply = await client.completions.create({...base, prompt: 'The capital of', max_tokens: 8});
   assert.equal(reply.object, 'text_completion');
