@@ -29,6 +29,10 @@ namespace dgemma::engine {
 
 enum class BackendKind : std::uint8_t { plain, reference, cuda };
 
+// A prompt is encoded there by so many tokens at a time: enough rows for each expert that the matrix units
+// bound it and not the reading of weights.
+inline constexpr int gpu_prefill_chunk = 4096;
+
 struct LoadOptions {
     BackendKind backend = BackendKind::plain;
     // f32 rounds nothing; bf16 follows the rounding points of contract/model.md 3.
@@ -43,7 +47,7 @@ struct LoadOptions {
     int device = 0;           // of BackendKind::cuda
     std::uint64_t vram = 0;   // of a GPU: most bytes of its memory to use; 0: all that are free
     int context = 0;          // longest context; 0: the checkpoint's max_position_embeddings
-    int prefill_chunk = 512;  // tokens of one encoder call; at least 2048 on a GPU
+    int prefill_chunk = 512;  // tokens of one encoder call; at least gpu_prefill_chunk on a GPU
     int layers = 0;           // the first so many layers alone, then the last norm and the head; 0: all
 };
 

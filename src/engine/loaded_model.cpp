@@ -134,7 +134,8 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
     DGEMMA_TRY(loaded->backend, make_backend(options));
     DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
-    loaded->prefill_chunk = on_gpu ? std::max(options.prefill_chunk, 2048) : options.prefill_chunk;
+    loaded->prefill_chunk =
+        on_gpu ? std::max(options.prefill_chunk, gpu_prefill_chunk) : options.prefill_chunk;
     // The GPU keeps keys in what it computes in.
     const bool gpu_bf16 = on_gpu && loaded->backend->precision() == backend::Precision::bf16;
     loaded->kv_type = !on_gpu || options.kv ? kv_type_of(options, loaded->config)

@@ -128,7 +128,7 @@ Result<std::unique_ptr<LoadedModel>> synthesize_model(std::string_view preset, i
                                     options.precision, {.device = device.index, .most_bytes = options.vram}));
     DGEMMA_TRY(model::Weights weights, make_weights(loaded->config, formats, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
-    loaded->prefill_chunk = std::max(options.prefill_chunk, 2048);
+    loaded->prefill_chunk = std::max(options.prefill_chunk, gpu_prefill_chunk);
     loaded->kv_type = loaded->backend->precision() == backend::Precision::bf16 ? Dtype::bf16 : Dtype::f32;
     return loaded;
 }
