@@ -126,17 +126,24 @@ class Attention : public ::testing::TestWithParam<DeviceKind> {
 };
 
 TEST_P(Attention, AgainstTheOracle) {
-    for (const Rows& s : {Rows{4, 2, 16, 0, 5, false},
-                          {4, 2, 16, 70, 33, true},
-                          {4, 1, 32, 130, 40, false},
-                          {2, 2, 48, 67, 19, false},
-                          {8, 4, 64, 100, 128, true},
-                          {4, 2, 128, 129, 70, false},
-                          {16, 8, 256, 150, 40, false},
-                          {16, 8, 256, 90, 20, true},
-                          {16, 2, 512, 200, 24, false},
-                          {16, 2, 512, 75, 9, true},
-                          {16, 2, 512, 400, 17, false}}) {
+    for (const Rows& s :
+         {Rows{4, 2, 16, 0, 5, false},
+          {4, 2, 16, 70, 33, true},
+          {4, 1, 32, 130, 40, false},
+          {2, 2, 48, 67, 19, false},
+          {8, 4, 64, 100, 128, true},
+          {4, 2, 128, 129, 70, false},
+          {16, 8, 256, 150, 40, false},
+          {16, 8, 256, 90, 20, true},
+          {16, 2, 512, 200, 24, false},
+          {16, 2, 512, 75, 9, true},
+          {16, 2, 512, 400, 17, false},
+          // Whole tiles of the cache and of the call, and a group that divides no block's rows.
+          {16, 8, 256, 320, 256, false},
+          {16, 8, 256, 300, 200, true},
+          {16, 2, 512, 290, 200, false},
+          {16, 2, 512, 120, 130, true},
+          {6, 2, 256, 150, 140, false}}) {
         const std::int64_t capacity = (s.cached + s.rows + 2 * page_tokens - 1) / page_tokens * page_tokens;
         const Sequence x = sequence(s);
         for (const std::int64_t window : {std::int64_t{37}, std::int64_t{100000}}) {

@@ -99,6 +99,8 @@ TEST_P(Ops, RouterAndExperts) {
                           {300, 64, 16, 32, 4, 2},
                           {150, 192, 40, 96, 8, 1},
                           {70, 128, 130, 64, 8, 3},
+                          {900, 64, 16, 32, 8, 2},   // pairs ordered by a kernel of their own
+                          {8300, 64, 16, 32, 1, 0},  // and by one that needs no masks
                           {5, 2816, 12, 704, 8, 0},
                           {40, 2816, 10, 704, 4, 1}}) {
         const std::string what = "experts " + std::to_string(c.rows) + "x" + std::to_string(c.hidden);

@@ -174,10 +174,13 @@ struct Places {
     std::int32_t* tickets = nullptr;  // [1]: zero before and after
     std::uint32_t* masks = nullptr;   // [most_mask_words]: zero before and after
 };
-inline constexpr std::int64_t most_mask_words = 4096;  // rows of an expert as bits, 32 to a word
+inline constexpr std::int64_t most_mask_words = 32768;  // rows of an expert as bits, 32 to a word
 // The order alone, of choices made elsewhere.
 void sort_pairs(Context&, const std::int32_t* ids, std::int64_t rows, std::int64_t k, std::int64_t experts,
                 const Places& places);
+// The same after a choice that left masks of `words` words; 0: none.
+void order_pairs(Context&, const std::int32_t* ids, std::int64_t rows, std::int64_t k, std::int64_t experts,
+                 std::int64_t words, const Places& places);
 // Logits as f32 sums [parts, rows, experts] (rounded here), to the k largest of each row; then the order of
 // the pairs.
 void choose_experts(Context&, Element, const float* sums, std::int64_t parts, const float* per_expert_scale,

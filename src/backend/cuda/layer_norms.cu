@@ -118,7 +118,7 @@ __device__ void add_choices(const FinishLayerPointers& p, const Columns& columns
 
 // Two blocks to a multiprocessor: then one round of them has all rows of a canvas.
 template <class T, int Choices>
-__global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 2 : 1)
+__global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 3 : 1)
     finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
     begin_kernel();
     __shared__ float shared[4][32];

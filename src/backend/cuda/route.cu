@@ -73,12 +73,12 @@ __device__ void add_logits(const float* sums, int parts, int row, int rows, int 
     }
 }
 
-// words > 0: of a mask; the places of the pairs are found too.
+// words > 0: of a mask. places_too: the places of the pairs are found by the last block.
 template <class T, int Quads>
 __global__ void __launch_bounds__(choose_threads)
     choose_experts_kernel(const float* sums, int parts, const float* per_expert_scale, int rows, int experts,
                           int k, std::int32_t* ids, float* weights, float* probabilities, Places places,
-                          int words) {
+                          int words, bool places_too) {
     extern __shared__ int shared[];
     begin_kernel();
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(choose_threads)
         const int own = choose<T, Quads>(p, per_expert_scale, row, experts, k, ids, weights, probabilities);
         if (words > 0 && own < experts) atomicOr(places.masks + own * words + row / 32, 1u << row % 32);
     }
-    if (words == 0) return;
+    if (!places_too) return;
     if (last_of_grid(places)) {
         place_by_masks(ids, rows * k, k, experts, words, places, shared);
         if (threadIdx.x == 0) *places.tickets = 0;
@@ -121,6 +121,17 @@ void sort_pairs(Context& c, const std::int32_t* ids, std::int64_t rows, std::int
     // A large block's counts have to fit the shared memory that needs no asking.
     const bool large = experts <= 256 && rows * k > most_pairs_beside;
     large ? run(sort_pairs_kernel<1024>, 1024) : run(sort_pairs_kernel<choose_threads>, choose_threads);
+}
+
+void order_pairs(Context& c, const std::int32_t* ids, std::int64_t rows, std::int64_t k, std::int64_t experts,
+                 std::int64_t words, const Places& places) {
+    if (words == 0) {
+        sort_pairs(c, ids, rows, k, experts, places);
+    } else {
+        launch(c, "ordering rows by expert", place_pairs_kernel, static_cast<unsigned>(experts),
+               choose_threads, 0, ids, static_cast<int>(k), static_cast<int>(experts),
+               static_cast<int>(words), places);
+    }
 }
 
 void router_input(Context& c, Element type, const void* h, const float* scale, float input_scale,
@@ -156,12 +167,13 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
     }
     constexpr int rows_of_block = choose_threads / 32;
     const auto blocks = static_cast<unsigned>((rows + rows_of_block - 1) / rows_of_block);
-    const std::int64_t words = sorts_beside(rows, k, experts) ? words_of(rows) : 0;
-    const auto bytes = static_cast<std::size_t>(words == 0 ? 0 : experts * (4 * (words + 1) + 2 * words));
+    const std::int64_t words = words_of(rows, experts);
+    const bool beside = sorts_beside(rows, k, experts);
+    const auto bytes = static_cast<std::size_t>(beside ? experts * (4 * (words + 1) + 2 * words) : 0);
     const auto run = [&](auto kernel) {
         launch(c, "the router", kernel, blocks, choose_threads, bytes, sums, static_cast<int>(parts),
                per_expert_scale, static_cast<int>(rows), static_cast<int>(experts), static_cast<int>(k), ids,
-               weights, probabilities, places, static_cast<int>(words));
+               weights, probabilities, places, static_cast<int>(words), beside);
     };
     if (type == Element::bf16) {
         experts <= 128   ? run(choose_experts_kernel<bf16, 1>)
@@ -172,7 +184,7 @@ void choose_experts(Context& c, Element type, const float* sums, std::int64_t pa
         : experts <= 256 ? run(choose_experts_kernel<float, 2>)
                          : run(choose_experts_kernel<float, 8>);
     }
-    if (words == 0) sort_pairs(c, ids, rows, k, experts, places);
+    if (!beside) order_pairs(c, ids, rows, k, experts, words, places);
 }
 
 }  // namespace dgemma::backend::cuda

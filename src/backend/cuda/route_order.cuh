@@ -3,18 +3,24 @@
 
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 
 namespace dgemma::backend::cuda {
 
 namespace {
 
 constexpr int choose_threads = 256;  // eight rows
-// Up to so many pairs, and most_mask_words, the last block of the choice finds all places; more are worth a
-// kernel with a larger block.
+// Up to so many pairs the last block of the choice finds all places; more are worth a kernel of their own.
 constexpr std::int64_t most_pairs_beside = 4096;
-std::int64_t words_of(std::int64_t rows) { return (rows + 31) / 32; }
+constexpr std::int64_t most_words_beside = 4096;
+// Words of an expert's mask; 0: the choice leaves no masks, as they would be too many.
+std::int64_t words_of(std::int64_t rows, std::int64_t experts) {
+    const std::int64_t words = (rows + 127) / 128 * 4;
+    return experts * words <= most_mask_words && words <= choose_threads ? words : 0;
+}
 bool sorts_beside(std::int64_t rows, std::int64_t k, std::int64_t experts) {
-    return rows * k <= most_pairs_beside && experts * words_of(rows) <= most_mask_words;
+    return rows * k <= most_pairs_beside && experts * words_of(rows, experts) <= most_words_beside &&
+           words_of(rows, experts) > 0;
 }
 
 // The sum of a whole warp's values up to and with that of its lane `lane`.
@@ -201,7 +207,72 @@ __device__ void place_by_masks(const std::int32_t* ids, int pairs, int k, int ex
         finish(pair, __ldcg(ids + pair));
 }
 
-// One warp per row. Lane l holds the experts 4 l to 4 l + 3 of each of `Quads` groups of 128.
+// The same by a block for each expert, where there are many pairs. words: a multiple of four, at most 256.
+__global__ void __launch_bounds__(choose_threads)
+    place_pairs_kernel(const std::int32_t* ids, int k, int experts, int words, Places out) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    __shared__ int sums[choose_threads / 32 + 1];
+    const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
+    const int expert = static_cast<int>(blockIdx.x);
+    // --- how many pairs have a smaller expert
+    int smaller = 0;
+    const auto* quads = reinterpret_cast<const uint4*>(out.masks);
+#pragma unroll 8
+    for (int i = t; i < expert * words / 4; i += choose_threads) {
+        const uint4 bits = __ldcg(quads + i);
+        smaller += __popc(bits.x) + __popc(bits.y) + __popc(bits.z) + __popc(bits.w);
+    }
+    const unsigned own = t < words ? __ldcg(out.masks + expert * words + t) : 0;
+    const auto sum_of_block = [&](int value) {  // and, in every thread, the sum up to and with its own
+        const int through = sum_up_to_lane(value, lane);
+        __syncthreads();
+        if (lane == 31) sums[warp] = through;
+        __syncthreads();
+        int before = 0, all = 0;
+        for (int w = 0; w < choose_threads / 32; ++w) {
+            if (w < warp) before += sums[w];
+            all += sums[w];
+        }
+        return make_int2(before + through, all);
+    };
+    const int start = sum_of_block(smaller).y;
+    const int2 counted = sum_of_block(__popc(own));
+    // --- where this expert's rows stand
+    int place = start + counted.x - __popc(own);
+    for (unsigned left = own; left != 0; left &= left - 1) {
+        const int row = t * 32 + __ffs(static_cast<int>(left)) - 1;
+        for (int i = 0; i < k; ++i) {
+            if (__ldcg(ids + row * k + i) == expert) out.place[row * k + i] = place;
+        }
+        out.row_at[place++] = row;
+    }
+    if (t == 0) {
+        out.offsets[expert] = start;
+        if (expert == experts - 1) out.offsets[experts] = start + counted.y;
+        atomicMax(out.facts + 1, counted.y);
+    }
+    // --- what the last block does: the ticket counts blocks, and above them experts with rows
+    __shared__ int ticket;
+    __syncthreads();
+    if (t == 0) {
+        const int added = 1 | (counted.y > 0 ? 1 << 16 : 0);
+        int before;
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;\n"
+                     : "=r"(before)
+                     : "l"(out.tickets), "r"(added)
+                     : "memory");
+        ticket = before + added;
+    }
+    __syncthreads();
+    if ((ticket & 0xFFFF) != experts) return;
+    for (int i = t; i < experts * words; i += choose_threads) out.masks[i] = 0;
+    for (int i = t; i < experts + 2; i += choose_threads) out.ready[i] = 0;
+    if (t == 0) {
+        atomicMin(out.facts, ticket >> 16);
+        *out.tickets = 0;
+    }
+}
 
 }  // namespace
 
