@@ -62,17 +62,6 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
-// The same with a word on how long the second-level cache should keep it.
-constexpr std::uint64_t keep_short = 0x12F0000000000000ull;  // the policy "evict first"
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int row,
-                                         std::uint64_t* barrier, std::uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], "
-        "[%1, {%2, %3}], [%4], %5;\n" ::"r"(shared_address(to)),
-        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
-        : "memory");
-}
 // Asks for a box to be in the second-level cache soon.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int column, int row) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];\n" ::"l"(&map), "r"(column),

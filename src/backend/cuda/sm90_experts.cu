@@ -72,7 +72,7 @@ __device__ void copy_weights(const Problem& p, Ring<Form>& s) {
             if (lane == 0) barrier_expect(&s.full[turn.stage], all);
             __syncwarp();
             if (box.map != nullptr)
-                copy_box(s.weight[turn.stage][lane], *box.map, k, box.row, &s.full[turn.stage], keep_short);
+                copy_box(s.weight[turn.stage][lane], *box.map, k, box.row, &s.full[turn.stage]);
             turn.next();
         }
     });
