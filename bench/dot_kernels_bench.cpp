@@ -58,13 +58,12 @@ void tile(benchmark::State& state, const InstructionSet& set, Kind kind, std::in
     std::vector<std::uint32_t> words(static_cast<std::size_t>(rows * k));
     std::vector<float> row_scales(words.size()), sums(words.size()), c(static_cast<std::size_t>(rows * 32));
     auto* bytes = reinterpret_cast<std::int32_t*>(words.data());
-    for (int r = 0; r < rows && kind != Kind::f32; ++r) {
-        if (kind == Kind::bf16) {
-            dots->round_row(x.data() + r * k, k, rows, r, words.data());
-        } else {
-            dots->quantise_row(x.data() + r * k, k, rows, r, bytes, row_scales.data(), sums.data());
-        }
-    }
+    std::vector<const float*> each;
+    for (int r = 0; r < rows; ++r) each.push_back(x.data() + r * k);
+    if (kind == Kind::bf16) dots->round_rows(each.data(), k, rows, words.data());
+    for (int r = 0; r < rows && kind != Kind::f32 && kind != Kind::bf16; ++r)
+        dots->quantise_row(each[static_cast<std::size_t>(r)], k, rows, r, bytes, row_scales.data(),
+                           sums.data());
     const BytePanel panel{bytes, row_scales.data(), sums.data()};
     double best = 1e30;
     for (auto _ : state) {

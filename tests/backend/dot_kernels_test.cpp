@@ -64,7 +64,9 @@ class Dots : public ::testing::TestWithParam<std::string> {
 struct Bf16Rows {
     Bf16Rows(const DotKernels& dots, const float* x, std::int64_t rows, std::int64_t k)
         : words(static_cast<std::size_t>(rows * k / 2 * dots.pair_words), 0xFFFFFFFFu) {
-        for (std::int64_t r = 0; r < rows; ++r) dots.round_row(x + r * k, k, rows, r, words.data());
+        std::vector<const float*> each;
+        for (std::int64_t r = 0; r < rows; ++r) each.push_back(x + r * k);
+        dots.round_rows(each.data(), k, static_cast<int>(rows), words.data());
     }
     std::vector<std::uint32_t> words;
 };

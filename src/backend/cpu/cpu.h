@@ -110,6 +110,8 @@ class HostBackend : public Backend {
   protected:
     // rb of the contract: a rounding point of the bf16 profile.
     [[nodiscard]] float rb(float x) const { return precision_ == Precision::bf16 ? round_bf16(x) : x; }
+    // watch for row r alone; rows may be watched by several threads.
+    void watch_row(const float* values, std::int64_t n, std::int64_t r, std::int32_t stage);
 
   private:
     void close_stage();

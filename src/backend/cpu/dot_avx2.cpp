@@ -32,7 +32,7 @@ const DotKernels dot_avx2 = {5,
                              unpack4,
                              interleave_rows,
                              interleave_columns,
-                             round_row_widened,
+                             round_rows_widened,
                              quantise_row_quads};
 
 }  // namespace dgemma::backend::cpu

@@ -239,18 +239,28 @@ void interleave_columns(const std::byte* rows, std::int64_t stride, std::int64_t
     }
 }
 
-void round_row(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r, std::uint32_t* panel) {
-    alignas(64) std::uint32_t pairs[16];
+// The words of a panel's rows stand side by side: 16 pairs of all rows are rounded, then turned around in
+// registers.
+void round_rows(const float* const* x, std::int64_t k, int rows, std::uint32_t* panel) {
+    const auto mask = [](std::int64_t n) {
+        return static_cast<__mmask16>(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1u << n) - 1u);
+    };
+    const __mmask16 all_rows = mask(rows);
     for (std::int64_t i = 0; i < k; i += 32) {
-        const std::int64_t left = k - i;
-        const auto mask = [](std::int64_t n) {
-            return static_cast<__mmask16>(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1u << n) - 1u);
-        };
-        const __m512 low = _mm512_maskz_loadu_ps(mask(left), x + i);
-        const __m512 high = _mm512_maskz_loadu_ps(mask(left - 16), x + i + 16);
-        _mm512_store_si512(pairs, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-        const std::int64_t count = left < 32 ? (left + 1) / 2 : 16;
-        for (std::int64_t j = 0; j < count; ++j) panel[(i / 2 + j) * rows + r] = pairs[j];
+        const __mmask16 first = mask(k - i), second = mask(k - i - 16);
+        __m512i r[16];
+        for (int j = 0; j < 16; ++j) {
+            if (j < rows) {
+                const __m512 low = _mm512_maskz_loadu_ps(first, x[j] + i);
+                const __m512 high = _mm512_maskz_loadu_ps(second, x[j] + i + 16);
+                r[j] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            } else {
+                r[j] = _mm512_setzero_si512();
+            }
+        }
+        transpose(r);
+        const auto count = static_cast<int>(k - i < 32 ? (k - i) / 2 : 16);
+        for (int j = 0; j < count; ++j) _mm512_mask_storeu_epi32(panel + (i / 2 + j) * rows, all_rows, r[j]);
     }
 }
 
@@ -288,7 +298,7 @@ void quantise_row(const float* x, std::int64_t k, std::int64_t rows, std::int64_
 }  // namespace
 
 const DotKernels dot_avx512 = {12,          1,       6,       burn_bf16,       burn_bytes,         bf16,
-                               affine8,     affine8, unpack4, interleave_rows, interleave_columns, round_row,
+                               affine8,     affine8, unpack4, interleave_rows, interleave_columns, round_rows,
                                quantise_row};
 
 }  // namespace dgemma::backend::cpu

@@ -44,7 +44,7 @@ struct DotKernels {
     double (*burn_bf16)(std::int64_t rounds);
     double (*burn_bytes)(std::int64_t rounds);
 
-    // c [rows][32] (leading dimension ldc) = or += a tile^T; a: a panel written by `round_row`, tile
+    // c [rows][32] (leading dimension ldc) = or += a tile^T; a: a panel written by `round_rows`, tile
     // [pairs][32][2] bf16. Null, and all of bf16 with it, where the plain kernels are as fast.
     void (*bf16)(int rows, std::int64_t pairs, const std::uint32_t* a, const std::uint32_t* tile, float* c,
                  std::int64_t ldc, bool add);
@@ -66,9 +66,8 @@ struct DotKernels {
     void (*interleave_columns)(const std::byte* rows, std::int64_t stride, std::int64_t pairs,
                                std::uint32_t* tile);
 
-    // f32 [k], k even -> bf16: row r of a panel of `rows` rows, rows * k / 2 * pair_words words
-    void (*round_row)(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r,
-                      std::uint32_t* panel);
+    // The rows x[0 .. rows - 1], f32 [k] each, k even -> a panel of bf16, rows * k / 2 * pair_words words
+    void (*round_rows)(const float* const* x, std::int64_t k, int rows, std::uint32_t* panel);
     // f32 [k], k a multiple of 32 -> row r of a BytePanel of `rows` rows: codes, scales and sums begin with
     // the panel
     void (*quantise_row)(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r,

@@ -77,7 +77,7 @@ const DotKernels dot_neon = {6,
                              unpack4,
                              interleave_rows,
                              interleave_columns,
-                             round_row_widened,
+                             round_rows_widened,
                              quantise_row_quads};
 
 }  // namespace dgemma::backend::cpu

@@ -92,7 +92,7 @@ const DotKernels dot_neon_dot = {6,
                                  unpack4,
                                  interleave_rows,
                                  interleave_columns,
-                                 round_row_widened,
+                                 round_rows_widened,
                                  quantise_row_quads};
 
 }  // namespace dgemma::backend::cpu

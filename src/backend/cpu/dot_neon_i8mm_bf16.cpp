@@ -34,9 +34,11 @@ inline std::int64_t place(std::int64_t words, std::int64_t rows, std::int64_t r,
 
 // ------------------------------------------------------------------------------ bf16
 
-void round_row(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r, std::uint32_t* panel) {
-    for (std::int64_t w = 0; w < k / 2; ++w)
-        panel[place(k / 2, rows, r, w)] = rounded_bits(x[2 * w]) >> 16 | rounded_bits(x[2 * w + 1]);
+void round_rows(const float* const* x, std::int64_t k, int rows, std::uint32_t* panel) {
+    for (int r = 0; r < rows; ++r) {
+        for (std::int64_t w = 0; w < k / 2; ++w)
+            panel[place(k / 2, rows, r, w)] = rounded_bits(x[r][2 * w]) >> 16 | rounded_bits(x[r][2 * w + 1]);
+    }
 }
 
 // Eight columns of a tile. A sum is {column 0, row 0}, {0, 1}, {1, 0}, {1, 1}.
@@ -187,7 +189,7 @@ const DotKernels dot_neon_i8mm_bf16 = {kRows,
                                        unpack4,
                                        interleave_rows,
                                        interleave_columns,
-                                       round_row,
+                                       round_rows,
                                        quantise_row};
 
 }  // namespace dgemma::backend::cpu

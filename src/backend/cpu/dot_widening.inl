@@ -80,9 +80,10 @@ void bf16_widened(int rows, std::int64_t pairs, const std::uint32_t* a, const st
     bf16_of_rows<Most>(std::make_integer_sequence<int, MaxRows>(), rows, pairs, a, tile, c, ldc, add);
 }
 
-void round_row_widened(const float* x, std::int64_t k, std::int64_t rows, std::int64_t r,
-                       std::uint32_t* panel) {
-    for (std::int64_t i = 0; i < k; ++i) panel[i * rows + r] = rounded_bits(x[i]);
+void round_rows_widened(const float* const* x, std::int64_t k, int rows, std::uint32_t* panel) {
+    for (int r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < k; ++i) panel[i * rows + r] = rounded_bits(x[r][i]);
+    }
 }
 
 }  // namespace

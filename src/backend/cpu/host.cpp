@@ -118,18 +118,18 @@ void HostBackend::store_kv(const Mat& k, const Mat& v, std::span<const Attention
 
 void HostBackend::watch(const Mat& x, std::int32_t stage) {
     assert(x.rows == static_cast<std::int64_t>(marks_.size()));
-    for (std::int64_t r = 0; r < x.rows; ++r) {
-        // Exponent bits all set: an integer test, which the compiler may vectorise where it may not reorder
-        // sums.
-        std::uint32_t broken = 0;
-        const float* values = row(x, r);
-        for (std::int64_t c = 0; c < x.cols; ++c) {
-            broken |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[c]) & 0x7F800000u) ==
-                                                 0x7F800000u);
-        }
-        std::int32_t& mark = marks_[static_cast<std::size_t>(r)];
-        if (broken != 0 && mark < 0) mark = stage;
+    for (std::int64_t r = 0; r < x.rows; ++r) watch_row(row(x, r), x.cols, r, stage);
+}
+
+void HostBackend::watch_row(const float* values, std::int64_t n, std::int64_t r, std::int32_t stage) {
+    // Exponent bits all set: an integer test, which the compiler may vectorise where it may not reorder sums.
+    std::uint32_t broken = 0;
+    for (std::int64_t c = 0; c < n; ++c) {
+        broken |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[c]) & 0x7F800000u) ==
+                                             0x7F800000u);
     }
+    std::int32_t& mark = marks_[static_cast<std::size_t>(r)];
+    if (broken != 0 && mark < 0) mark = stage;
 }
 
 void HostBackend::begin_stage(Stage stage) {

@@ -12,11 +12,11 @@ ExpertRows::ExpertRows(const Routing& routing, std::int64_t experts) {
         if (next[e + 1] > 0) groups.push_back({static_cast<std::int64_t>(e), next[e], next[e + 1]});
         next[e + 1] += next[e];
     }
-    row_at.resize(pairs);
+    pair_at.resize(pairs);
     place_of.resize(pairs);
     for (std::size_t i = 0; i < pairs; ++i) {
         const std::int64_t place = next[static_cast<std::size_t>(ids[i])]++;
-        row_at[static_cast<std::size_t>(place)] = static_cast<std::int64_t>(i) / k;
+        pair_at[static_cast<std::size_t>(place)] = static_cast<std::int64_t>(i);
         place_of[i] = place;
     }
 }

@@ -15,7 +15,7 @@ struct ExpertRows {
         std::int64_t first = 0, count = 0;  // places
     };
     std::vector<Group> groups;           // of the experts that have rows, ascending
-    std::vector<std::int64_t> row_at;    // [n * k]: the row whose choice stands at a place
+    std::vector<std::int64_t> pair_at;   // [n * k]: r * k + i of the choice i of row r at a place
     std::vector<std::int64_t> place_of;  // [n * k]: the place of choice i of row r, at r * k + i
 
     ExpertRows(const Routing& routing, std::int64_t experts);

@@ -27,18 +27,24 @@ struct PlainKernels {
     void (*tile)(std::int64_t k, const float* a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
                  bool add);
 
+    // x[0 .. count - 1], f32 [k] each -> a panel [k][rows], zeros where it has more rows than `count`.
+    void (*pack)(const float* const* x, std::int64_t k, int count, float* panel);
+
     // gate[i] = rb(rb(gelu(gate[i])) * up[i])
     void (*gelu_times)(float* gate, const float* up, std::int64_t n, bool bf16);
     // x[i] = softcap * tanh(x[i] / softcap) / temperature, and the statistics of that while it is at hand.
     SliceStats (*softcap)(float* x, std::int64_t n, float softcap, float temperature);
-    // The sum of x[i]^2 in double, over eight lanes counted from x[0].
-    double (*sum_squares)(const float* x, std::int64_t n);
+    // The sum of x[i]^2 in double, over eight lanes counted from x[0]; of `rows` rows `stride` apart.
+    void (*sum_squares)(const float* x, std::int64_t stride, std::int64_t rows, std::int64_t n, double* sums);
     // out[i] = rb(x[i] * scale * w[i]); w null: without. out may be x.
     void (*scale)(const float* x, const float* w, std::int64_t n, float scale, bool bf16, float* out);
     // out[i] = rb(a[i] + b[i]); b null: a alone. out may be either.
     void (*add)(const float* a, const float* b, std::int64_t n, bool bf16, float* out);
     // out[i] = rb(out[i] + rb(x[i] * scale))
     void (*add_scaled)(const float* x, std::int64_t n, float scale, bool bf16, float* out);
+    // One head [2 * half] in place, component d turned with d + half: x[d] = rb(rb(x[d] c[d]) - rb(x[d +
+    // half] s[d])) and so on (contract/model.md 3, "RoPE"). No product is fused with a sum.
+    void (*rotate)(float* x, std::int64_t half, const float* c, const float* s, bool bf16);
     // x[i] = rb(x[i])
     void (*round)(float* x, std::int64_t n);
 

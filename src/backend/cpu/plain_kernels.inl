@@ -137,6 +137,34 @@ void tile(std::int64_t k, const float* a, const float* b, std::int64_t ldb, floa
     }
 }
 
+// Four rows and four columns at a time, turned around in registers; what is left over one by one.
+void pack(const float* const* x, std::int64_t k, int count, float* panel) {
+    typedef float Four __attribute__((vector_size(16)));
+    const auto four = [&](int r, std::int64_t i) {
+        Four v{};
+        if (r < count) std::memcpy(&v, x[r] + i, sizeof(v));
+        return v;
+    };
+    const std::int64_t whole = k / 4 * 4;
+    for (std::int64_t i = 0; i < whole; i += 4) {
+        for (int r = 0; r + 4 <= kPanel; r += 4) {
+            const Four r0 = four(r, i), r1 = four(r + 1, i), r2 = four(r + 2, i), r3 = four(r + 3, i);
+            const Four a = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
+            const Four b = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
+            const Four c = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+            const Four d = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+            const Four column[4] = {
+                __builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
+                __builtin_shufflevector(b, d, 0, 1, 4, 5), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
+            for (int j = 0; j < 4; ++j) std::memcpy(panel + (i + j) * kPanel + r, &column[j], sizeof(Four));
+        }
+    }
+    for (int r = 0; r < kPanel; ++r) {
+        for (std::int64_t i = r < kPanel / 4 * 4 ? whole : 0; i < k; ++i)
+            panel[i * kPanel + r] = r < count ? x[r][i] : 0.0f;
+    }
+}
+
 void gelu_times(float* gate, const float* up, std::int64_t n, bool bf16) {
     const auto one = [bf16](Vec g, Vec u) { return bf16 ? rb(rb(gelu(g)) * u) : gelu(g) * u; };
     std::int64_t i = 0;
@@ -144,17 +172,34 @@ void gelu_times(float* gate, const float* up, std::int64_t n, bool bf16) {
     if (i < n) store_part(gate + i, one(load_part(gate + i, n - i, 0), load_part(up + i, n - i, 0)), n - i);
 }
 
-double sum_squares(const float* x, std::int64_t n) {
+// Each row is a chain of additions that wait for each other: several rows at a time fill the waiting.
+template <int Rows>
+inline void sum_squares_of(const float* x, std::int64_t stride, std::int64_t n, double* sums) {
     typedef float Eight __attribute__((vector_size(32)));
     typedef double Wide __attribute__((vector_size(64)));
-    Wide sum{};
-    for (std::int64_t i = 0; i < n; i += 8) {
-        Eight v{};
-        std::memcpy(&v, x + i, static_cast<std::size_t>(i + 8 <= n ? 8 : n - i) * 4);
-        const Wide w = __builtin_convertvector(v, Wide);
-        sum += w * w;
+    Wide sum[Rows]{};
+    const auto take = [&](std::int64_t i, std::size_t bytes) {
+        for (int r = 0; r < Rows; ++r) {
+            Eight v{};
+            std::memcpy(&v, x + r * stride + i, bytes);
+            const Wide w = __builtin_convertvector(v, Wide);
+            sum[r] += w * w;
+        }
+    };
+    std::int64_t i = 0;
+    for (; i + 8 <= n; i += 8) take(i, sizeof(Eight));
+    if (i < n) take(i, static_cast<std::size_t>(n - i) * 4);
+    for (int r = 0; r < Rows; ++r) {
+        const Wide& s = sum[r];
+        sums[r] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
     }
-    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+void sum_squares(const float* x, std::int64_t stride, std::int64_t rows, std::int64_t n, double* sums) {
+    std::int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) sum_squares_of<4>(x + r * stride, stride, n, sums + r);
+    for (; r + 2 <= rows; r += 2) sum_squares_of<2>(x + r * stride, stride, n, sums + r);
+    if (r < rows) sum_squares_of<1>(x + r * stride, stride, n, sums + r);
 }
 
 void scale(const float* x, const float* w, std::int64_t n, float factor, bool bf16, float* out) {
@@ -185,6 +230,30 @@ void add_scaled(const float* x, std::int64_t n, float factor, bool bf16, float* 
         v = (left >= kLanes ? load(out + i) : load_part(out + i, left, 0.0f)) + v;
         if (bf16) v = rb(v);
         left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
+    }
+}
+
+// The product as such: a compiler that may fuse must not see what becomes of it.
+inline Vec alone(Vec x) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
+}
+
+void rotate(float* x, std::int64_t half, const float* c, const float* s, bool bf16) {
+    const auto product = [bf16](Vec a, Vec b) { return bf16 ? rb(a * b) : alone(a * b); };
+    const auto sum = [bf16](Vec a, Vec b) { return bf16 ? rb(a + b) : a + b; };
+    for (std::int64_t d = 0; d < half; d += kLanes) {
+        const std::int64_t n = half - d;
+        const auto get = [n](const float* p) { return n >= kLanes ? load(p) : load_part(p, n, 0.0f); };
+        const Vec a = get(x + d), b = get(x + half + d), cos = get(c + d), sin = get(s + d);
+        const Vec first = sum(product(a, cos), product(-b, sin));
+        const Vec second = sum(product(b, cos), product(a, sin));
+        n >= kLanes ? store(x + d, first) : store_part(x + d, first, n);
+        n >= kLanes ? store(x + half + d, second) : store_part(x + half + d, second, n);
     }
 }
 
@@ -270,7 +339,7 @@ void divide(float* x, std::int64_t n, float divisor, bool bf16) {
 }  // namespace
 
 const PlainKernels DGEMMA_TABLE = {
-    DGEMMA_ISA, kPanel, kVectors* kLanes, burn,  tile, gelu_times, softcap, sum_squares,
-    scale,      add,    add_scaled,       round, max,  exp_sum,    sum_exp, divide};
+    DGEMMA_ISA, kPanel, kVectors* kLanes, burn,   tile,  pack, gelu_times, softcap, sum_squares,
+    scale,      add,    add_scaled,       rotate, round, max,  exp_sum,    sum_exp, divide};
 
 }  // namespace dgemma::backend::cpu

@@ -19,6 +19,11 @@ float* thread_scratch(int slot, std::int64_t n) {
 
 // ---------------------------------------------------------------------------------------------- panels
 
+Panels& thread_panels() {
+    thread_local Panels panels;
+    return panels;
+}
+
 void Panels::layout(std::int64_t rows, std::int64_t k) {
     rows_ = rows;
     k_ = k;
@@ -27,12 +32,7 @@ void Panels::layout(std::int64_t rows, std::int64_t k) {
                                                             : kernels_.dots->byte_rows;
     panels_ = (rows + height - 1) / height;
     if (operand_ == Operand::f32) {
-        float* values = values_.floats(panels_ * height * k);
-        // The rows that fill up the last panel; the others are written by pack_row.
-        for (std::int64_t r = rows; r < panels_ * height; ++r) {
-            float* to = values + (panels_ - 1) * height * k + r % height;
-            for (std::int64_t c = 0; c < k; ++c) to[c * height] = 0.0f;
-        }
+        (void)values_.floats(panels_ * height * k);
     } else if (operand_ == Operand::bf16) {
         (void)values_.floats(rows * (k / 2) * kernels_.dots->pair_words);
     } else {
@@ -61,31 +61,42 @@ BytePanel Panels::bytes(std::int64_t panel) const {
             sums_.data() + first * (k_ / kAffineGroup)};
 }
 
-void Panels::pack_row(std::int64_t r, const float* x) {
-    if (operand_ == Operand::f32) {
-        const std::int64_t height = kernels_.plain->rows;
-        float* to = values_.data() + r / height * height * k_ + r % height;
-        for (std::int64_t c = 0; c < k_; ++c) to[c * height] = x[c];
-        return;
-    }
-    // The panel of row r: the last one that begins at or before it.
-    std::int64_t panel = r * panels_ / rows_;
-    while (first_row(panel + 1) <= r) ++panel;
+void Panels::write_panel(std::int64_t panel, const float* const* rows) {
     const std::int64_t first = first_row(panel);
-    const std::int64_t height = first_row(panel + 1) - first;
-    if (operand_ == Operand::bf16) {
-        kernels_.dots->round_row(
-            x, k_, height, r - first,
+    const auto count = static_cast<int>(first_row(panel + 1) - first);
+    if (operand_ == Operand::f32) {
+        kernels_.plain->pack(rows, k_, count, values_.data() + panel * kernels_.plain->rows * k_);
+    } else if (operand_ == Operand::bf16) {
+        kernels_.dots->round_rows(
+            rows, k_, count,
             reinterpret_cast<std::uint32_t*>(values_.data()) + first * (k_ / 2) * kernels_.dots->pair_words);
     } else {
         const std::int64_t blocks = (k_ + kByteBlock - 1) / kByteBlock;
-        kernels_.dots->quantise_row(
-            x, k_, height, r - first, reinterpret_cast<std::int32_t*>(values_.data()) + first * (k_ / 4),
-            scales_.data() + first * blocks, sums_.data() + first * (k_ / kAffineGroup));
+        for (int r = 0; r < count; ++r)
+            kernels_.dots->quantise_row(
+                rows[r], k_, count, r, reinterpret_cast<std::int32_t*>(values_.data()) + first * (k_ / 4),
+                scales_.data() + first * blocks, sums_.data() + first * (k_ / kAffineGroup));
     }
 }
 
 // ---------------------------------------------------------------------------------------------- products
+
+namespace {
+
+// Weights beyond this are not kept as tiles for blocks of rows: they must fit the cores' shared cache beside
+// the activations.
+constexpr std::int64_t kMostTileBytes = std::int64_t{4} << 20;
+constexpr std::int64_t kMostExpanded = 1 << 14;  // numbers that every block may expand to f32 for itself
+constexpr std::int64_t kFewestBlockRows = 16;    // for each thread
+
+std::int64_t tiles_of(const WeightView& w) { return (rows_of(w) + kTileRows - 1) / kTileRows; }
+std::int64_t matrices_of(const WeightView& w) { return w.elements() / (rows_of(w) * cols_of(w)); }
+std::int64_t tile_bytes(const WeightView& w) {
+    const std::int64_t bits = w.encoding == Encoding::affine4 ? 4 : w.encoding == Encoding::affine8 ? 8 : 16;
+    return matrices_of(w) * tiles_of(w) * kTileRows * cols_of(w) * bits / 8;
+}
+
+}  // namespace
 
 Operand Products::operand_for(const WeightView& w) const {
     if (kernels_.dots == nullptr) return Operand::f32;
@@ -110,6 +121,56 @@ void Products::note_work(Operand operand, std::int64_t rows, std::int64_t outs, 
 
 void Products::note_work(const Product& p) {
     note_work(p.x->operand(), p.x->first_row(p.x->panels()), rows_of(*p.weight), cols_of(*p.weight));
+}
+void Products::note_work(const WeightView& weight, std::int64_t rows) {
+    note_work(operand_for(weight), rows, rows_of(weight), cols_of(weight));
+}
+
+bool Products::in_blocks(std::int64_t rows, std::span<const WeightView* const> weights) const {
+    std::int64_t bytes = 0;
+    for (const WeightView* w : weights) {
+        if (operand_for(*w) != Operand::f32) {
+            bytes += tile_bytes(*w);
+        } else if (w->elements() > kMostExpanded) {
+            return false;
+        }
+    }
+    return rows >= kFewestBlockRows * pool_.threads() && bytes <= kMostTileBytes;
+}
+
+std::span<const WeightView> Products::as_tiles(std::span<const WeightView* const> weights) {
+    std::vector<std::int64_t> first_item(weights.size() + 1), place(weights.size());
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        first_item[i + 1] = first_item[i];
+        place[i] = bytes;
+        if (weights[i]->layout == Layout::tiles || operand_for(*weights[i]) == Operand::f32) continue;
+        first_item[i + 1] += matrices_of(*weights[i]) * tiles_of(*weights[i]);
+        bytes += tile_bytes(*weights[i]);
+    }
+    auto* to = reinterpret_cast<std::byte*>(tiles_.floats(bytes / 4));
+    tiled_.resize(weights.size());
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        tiled_[i] = *weights[i];
+        if (first_item[i + 1] == first_item[i]) continue;
+        tiled_[i].layout = Layout::tiles;
+        tiled_[i].codes = to + place[i];
+    }
+    pool_.parallel_for(first_item.back(), 4, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; ++item) {
+            const auto after = std::upper_bound(first_item.begin(), first_item.end(), item);
+            const auto i = static_cast<std::size_t>(after - first_item.begin() - 1);
+            const WeightView& w = *weights[i];
+            const std::int64_t tile = item - first_item[i];
+            const std::int64_t column = tile % tiles_of(w) * kTileRows;
+            const std::int64_t row = tile / tiles_of(w) * rows_of(w) + column;
+            kernels_.dots->interleave_rows(
+                w.codes + row * cols_of(w) * 2, cols_of(w),
+                static_cast<int>(std::max<std::int64_t>(0, column + kTileRows - rows_of(w))), cols_of(w) / 2,
+                reinterpret_cast<std::uint32_t*>(to + place[i] + tile * kTileRows * cols_of(w) * 2));
+        }
+    });
+    return tiled_;
 }
 
 void Products::run(std::span<const Product> products, bool bf16) {
@@ -272,26 +333,6 @@ void Products::times_rows(const Panels& p, std::int64_t count, const WeightView&
             }
         }
     });
-}
-
-void rotate_row(float* x, std::int64_t cols, std::int64_t head_dim, const float* frequencies,
-                std::int32_t position, bool bf16) {
-    const std::int64_t half = head_dim / 2;
-    float* c = thread_scratch(0, head_dim);
-    float* s = c + half;
-    for (std::int64_t d = 0; d < half; ++d) {
-        const float angle = static_cast<float>(position) * frequencies[d];
-        c[d] = rounded(std::cos(angle), bf16);
-        s[d] = rounded(std::sin(angle), bf16);
-    }
-    for (float* head = x; head < x + cols; head += head_dim) {
-        for (std::int64_t d = 0; d < half; ++d) {
-            const float a = head[d];
-            const float b = head[d + half];
-            head[d] = rounded(rounded(a * c[d], bf16) + rounded(-b * s[d], bf16), bf16);
-            head[d + half] = rounded(rounded(b * c[d], bf16) + rounded(a * s[d], bf16), bf16);
-        }
-    }
 }
 
 }  // namespace dgemma::backend::cpu

@@ -48,13 +48,13 @@ class Panels {
         // Whole panels to a thread: the rows of a panel lie word beside word, and two threads that write into
         // the same cache lines wait for each other.
         pool.parallel_for(panels_, 1, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t r = first_row(begin); r < first_row(end); ++r) pack_row(r, source(r));
+            for (std::int64_t panel = begin; panel < end; ++panel) pack_panel(panel, source);
         });
     }
     template <class Source>
     void pack_here(std::int64_t rows, std::int64_t k, Source source) {
         layout(rows, k);
-        for (std::int64_t r = 0; r < rows; ++r) pack_row(r, source(r));
+        for (std::int64_t panel = 0; panel < panels_; ++panel) pack_panel(panel, source);
     }
 
     [[nodiscard]] Operand operand() const { return operand_; }
@@ -66,7 +66,14 @@ class Panels {
 
   private:
     void layout(std::int64_t rows, std::int64_t k);
-    void pack_row(std::int64_t r, const float* x);
+    template <class Source>
+    void pack_panel(std::int64_t panel, Source source) {
+        const float* rows[kMaxPanelRows];
+        const std::int64_t first = first_row(panel);
+        for (std::int64_t r = first; r < first_row(panel + 1); ++r) rows[r - first] = source(r);
+        write_panel(panel, rows);
+    }
+    void write_panel(std::int64_t panel, const float* const* rows);
 
     KernelTables kernels_;
     Operand operand_ = Operand::f32;
@@ -74,6 +81,9 @@ class Panels {
     Scratch values_;  // f32, pairs of bf16, or quads of codes
     Scratch scales_, sums_;
 };
+
+// Panels that belong to the calling thread.
+Panels& thread_panels();
 
 // out [rows, outs] = x W^T, W one matrix [outs, ins] of `weight`.
 struct Product {
@@ -99,6 +109,24 @@ class Products {
     // All products in one loop over the threads; results rounded to bf16 if `bf16`.
     void run(std::span<const Product> products, bool bf16);
 
+    // Whether `rows` rows go through these weights in blocks: a thread takes some of the rows and all of the
+    // weights, which it finds as tiles in the cache that the cores share, and what is done with the results
+    // finds them in its own. Else the threads share the tiles, and every tile goes past all rows: better for
+    // few rows, and the only way where the weights fit no cache.
+    [[nodiscard]] bool in_blocks(std::int64_t rows, std::span<const WeightView* const> weights) const;
+    // The weights as tiles: those that a file has as rows are interleaved by all threads. Of weights that are
+    // multiplied by dot products; valid until the next call.
+    std::span<const WeightView> as_tiles(std::span<const WeightView* const> weights);
+    // Rows r = 0 .. rows - 1 of a weight's activations, source(r) -> const float*, in panels of the calling
+    // thread, which its next call takes back.
+    template <class Source>
+    const Panels& pack_here(const WeightView& weight, std::int64_t rows, Source source) const {
+        Panels& panels = thread_panels();
+        panels.become(kernels_, operand_for(weight));
+        panels.pack_here(rows, weight.shape.back(), source);
+        return panels;
+    }
+
     // Outputs a tile has; a range that `columns` computes begins at a multiple of it.
     [[nodiscard]] std::int64_t tile_width(const Product& p) const {
         return p.x->operand() == Operand::f32 ? std::int64_t{kernels_.plain->cols} : kTileRows;
@@ -107,6 +135,7 @@ class Products {
     // of the whole product by note_work.
     void columns(const Product& p, std::int64_t begin, std::int64_t end, bool bf16);
     void note_work(const Product& p);
+    void note_work(const WeightView& weight, std::int64_t rows);
 
     // out [rows, cols] (+)= p T, T the rows [first, first + count) of table [*, cols]. p: f32 or bf16 panels,
     // `count` even in the latter case.
@@ -126,12 +155,10 @@ class Products {
     KernelTables kernels_;
     ThreadPool& pool_;
     std::deque<Panels> panels_;
+    Scratch tiles_;
+    std::vector<WeightView> tiled_;
     std::array<double, kArithmetics> work_{};
 };
-
-// Rotates every head of a row; the angles of a position are computed once for all heads.
-void rotate_row(float* x, std::int64_t cols, std::int64_t head_dim, const float* frequencies,
-                std::int32_t position, bool bf16);
 
 // Scratch of at least n floats that belongs to the calling thread; `slot` tells apart what is used at the
 // same time.
