@@ -246,6 +246,7 @@ void round_rows(const float* const* x, std::int64_t k, int rows, std::uint32_t* 
         return static_cast<__mmask16>(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1u << n) - 1u);
     };
     const __mmask16 all_rows = mask(rows);
+    constexpr std::int64_t ahead = 64;
     for (std::int64_t i = 0; i < k; i += 32) {
         const __mmask16 first = mask(k - i), second = mask(k - i - 16);
         __m512i r[16];
@@ -253,6 +254,8 @@ void round_rows(const float* const* x, std::int64_t k, int rows, std::uint32_t* 
             if (j < rows) {
                 const __m512 low = _mm512_maskz_loadu_ps(first, x[j] + i);
                 const __m512 high = _mm512_maskz_loadu_ps(second, x[j] + i + 16);
+                _mm_prefetch(reinterpret_cast<const char*>(x[j] + i + ahead), _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(x[j] + i + ahead + 16), _MM_HINT_T0);
                 r[j] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             } else {
                 r[j] = _mm512_setzero_si512();

@@ -47,22 +47,25 @@ class PlainBackend final : public HostBackend {
     }
 
     void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override {
-        m_.for_rows(a.rows, [&](std::int64_t r) {
+        m_.for_groups(a.rows, [&](std::int64_t r, std::int64_t count) {
             float* to = row(out, r);
-            m_.kernels.add(row(a, r), b.data == nullptr ? nullptr : row(b, r), a.cols, m_.bf16, to);
-            m_.norm_row(to, nullptr, a.cols, eps, to);
+            m_.kernels.add(row(a, r), b.data == nullptr ? nullptr : row(b, r), count * a.cols, m_.bf16, to);
+            m_.norm_group(to, nullptr, count, a.cols, eps, to);
         });
     }
 
     void rms_norm(const Mat& x, const Weight* weight, float eps, const Mat& out) override {
         const float* w = weight == nullptr ? nullptr : host(*weight).vector();
-        m_.for_rows(x.rows, [&](std::int64_t r) { m_.norm_row(row(x, r), w, x.cols, eps, row(out, r)); });
+        m_.for_groups(x.rows, [&](std::int64_t r, std::int64_t count) {
+            m_.norm_group(row(x, r), w, count, x.cols, eps, row(out, r));
+        });
     }
 
     void norm_then_add(const Mat& x, const Weight& weight, float eps, const Mat& residual,
                        const Mat& out) override {
-        m_.for_rows(x.rows, [&](std::int64_t r) {
-            norm_then_add_row(row(x, r), host(weight).vector(), x.cols, eps, row(residual, r), row(out, r));
+        m_.for_groups(x.rows, [&](std::int64_t r, std::int64_t count) {
+            m_.norm_add_group(row(x, r), host(weight).vector(), count, x.cols, eps, row(residual, r),
+                              row(out, r));
         });
     }
 
@@ -136,18 +139,23 @@ class PlainBackend final : public HostBackend {
             m_.facts.multiply_adds[static_cast<std::size_t>(kind)] +=
                 2.0 * keys * static_cast<double>(args.q.cols);
         }
-        plain_attention(args, m_.products.kernels(), m_.pool, m_.bf16);
+        plain_attention(args, m_.products.kernels(), m_.pool, m_.scratch[0], m_.bf16);
     }
 
     // h and both branches' inputs in one walk over the rows; the two norms of h have one factor.
     void after_attention(const AfterAttention& a) override {
         const std::int64_t n = a.h.cols;
-        m_.for_rows(a.h.rows, [&](std::int64_t r) {
-            float* h = row(a.h, r);
-            norm_then_add_row(row(a.branch, r), host(*a.norm).vector(), n, a.eps, h, h);
-            const float factor = m_.norm_factor(h, n, a.eps);
-            m_.kernels.scale(h, host(*a.dense_norm).vector(), n, factor, m_.bf16, row(a.dense, r));
-            m_.kernels.scale(h, host(*a.experts_norm).vector(), n, factor, m_.bf16, row(a.experts, r));
+        m_.for_groups(a.h.rows, [&](std::int64_t first, std::int64_t count) {
+            m_.norm_add_group(row(a.branch, first), host(*a.norm).vector(), count, n, a.eps, row(a.h, first),
+                              row(a.h, first));
+            const auto factors = m_.norm_factors(row(a.h, first), count, n, a.eps);
+            for (std::int64_t r = first; r < first + count; ++r) {
+                const float factor = factors[static_cast<std::size_t>(r - first)];
+                m_.kernels.scale(row(a.h, r), host(*a.dense_norm).vector(), n, factor, m_.bf16,
+                                 row(a.dense, r));
+                m_.kernels.scale(row(a.h, r), host(*a.experts_norm).vector(), n, factor, m_.bf16,
+                                 row(a.experts, r));
+            }
         });
     }
 
@@ -160,38 +168,32 @@ class PlainBackend final : public HostBackend {
     }
 
     void end_layer(const LayerEnd& a) override {
-        m_.for_rows(a.residual.rows, [&](std::int64_t r) { end_row(a, r); });
+        m_.for_groups(a.residual.rows,
+                      [&](std::int64_t first, std::int64_t count) { end_group(a, first, count); });
     }
     void finish_layer(const LayerEnd& a, std::int32_t stage, const Weight* next_norm,
                       const Mat& next) override {
         const std::int64_t n = a.out.cols;
-        m_.for_rows(a.residual.rows, [&](std::int64_t r) {
-            end_row(a, r);
-            watch_row(row(a.out, r), n, r, stage);
+        m_.for_groups(a.residual.rows, [&](std::int64_t first, std::int64_t count) {
+            end_group(a, first, count);
+            for (std::int64_t r = first; r < first + count; ++r) watch_row(row(a.out, r), n, r, stage);
             if (next_norm != nullptr)
-                m_.norm_row(row(a.out, r), host(*next_norm).vector(), n, a.eps, row(next, r));
+                m_.norm_group(row(a.out, first), host(*next_norm).vector(), count, n, a.eps,
+                              row(next, first));
         });
     }
 
     void head(const HeadArgs& args) override { cpu::head(m_, args); }
 
   private:
-    void norm_then_add_row(float* x, const float* w, std::int64_t n, float eps, const float* residual,
-                           float* out) const {
-        m_.norm_row(x, w, n, eps, x);
-        m_.kernels.add(residual, x, n, m_.bf16, out);
-    }
-
-    void end_row(const LayerEnd& a, std::int64_t r) const {
+    void end_group(const LayerEnd& a, std::int64_t first, std::int64_t count) const {
         const std::int64_t n = a.residual.cols;
-        float* d = row(a.dense, r);
-        float* s = row(a.sparse, r);
-        m_.norm_row(d, host(*a.dense_norm).vector(), n, a.eps, d);
-        m_.norm_row(s, host(*a.sparse_norm).vector(), n, a.eps, s);
-        m_.kernels.add(d, s, n, m_.bf16, d);
-        m_.norm_row(d, host(*a.norm).vector(), n, a.eps, s);
-        m_.kernels.add(row(a.residual, r), s, n, m_.bf16, row(a.out, r));
-        m_.kernels.scale(row(a.out, r), nullptr, n, host(*a.scalar).vector()[0], m_.bf16, row(a.out, r));
+        float* d = row(a.dense, first);
+        float* out = row(a.out, first);
+        m_.norm_group(d, host(*a.dense_norm).vector(), count, n, a.eps, d);
+        m_.norm_add_group(row(a.sparse, first), host(*a.sparse_norm).vector(), count, n, a.eps, d, d);
+        m_.norm_add_group(d, host(*a.norm).vector(), count, n, a.eps, row(a.residual, first), out);
+        m_.kernels.scale(out, nullptr, count * n, host(*a.scalar).vector()[0], m_.bf16, out);
     }
 
     PlainMachine m_;

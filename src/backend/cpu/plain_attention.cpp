@@ -165,6 +165,24 @@ void attend_in_f32(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& o
 
 }  // namespace
 
+namespace {
+
+// Rows of a segment that share a block: the more, the less often its keys are loaded; but their scores should
+// stay in a core's second cache, and every thread should have its share of the blocks.
+std::int64_t most_block_rows(const AttentionArgs& args, const AttentionSegment& s, std::int64_t threads) {
+    constexpr std::int64_t fewest = 48, most = 256, scores = 1 << 16;  // queries, and numbers
+    const std::int64_t group = args.heads / args.kv_heads;
+    const auto begin = static_cast<std::size_t>(s.first_row);
+    const auto end = begin + static_cast<std::size_t>(s.rows);
+    std::int64_t keys = 1;
+    for (std::size_t r = begin; r < end; ++r)
+        keys = std::max<std::int64_t>(keys, args.key_end[r] - args.key_begin[r]);
+    const std::int64_t share = args.q.rows * args.heads / (2 * threads);
+    return std::max<std::int64_t>(1, std::clamp(std::min(scores / keys, share), fewest, most) / group);
+}
+
+}  // namespace
+
 bool attends_in_bf16(const AttentionArgs& args, const KernelTables& kernels) {
     if (kernels.dots == nullptr || kernels.dots->bf16 == nullptr || args.head_dim % kTileRows != 0)
         return false;
@@ -172,32 +190,31 @@ bool attends_in_bf16(const AttentionArgs& args, const KernelTables& kernels) {
                        [](const AttentionSegment& s) { return s.cache.type == Dtype::bf16; });
 }
 
-void plain_attention(const AttentionArgs& args, const KernelTables& kernels, ThreadPool& pool, bool bf16) {
-    const std::int64_t group = args.heads / args.kv_heads;
-    const std::int64_t rows =
-        std::max<std::int64_t>(1, 48 / group);  // queries of a block: enough to amortise its keys
+void plain_attention(const AttentionArgs& args, const KernelTables& kernels, ThreadPool& pool,
+                     Scratch& scratch, bool bf16) {
     std::vector<QueryBlock> work;
     bool canvas = false;
     for (const AttentionSegment& s : args.segments) {
         canvas = canvas || s.canvas_position >= 0;
-        for (std::int64_t r = 0; r < s.rows; r += rows) {
+        const std::int64_t most = most_block_rows(args, s, pool.threads());
+        const std::int64_t blocks = (s.rows + most - 1) / most;
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            const std::int64_t first = b * s.rows / blocks;
             for (int h = 0; h < args.kv_heads; ++h)
-                work.push_back({&s, h, s.first_row + r, std::min(rows, s.rows - r)});
+                work.push_back({&s, h, s.first_row + first, (b + 1) * s.rows / blocks - first});
         }
     }
     const bool dots = attends_in_bf16(args, kernels);
     OwnKeys own{args.k.data, args.v.data, Dtype::f32};
-    std::vector<std::uint16_t> rounded;
     if (dots && canvas) {
         const std::int64_t n = args.k.rows * args.k.cols;
-        rounded.resize(static_cast<std::size_t>(2 * n));
+        auto* rounded = reinterpret_cast<std::uint16_t*>(scratch.floats(n));
         pool.parallel_for(args.k.rows, 16, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin * args.k.cols; i < end * args.k.cols; ++i) {
-                rounded[static_cast<std::size_t>(i)] = f32_to_bf16(f32(args.k)[i]);
-                rounded[static_cast<std::size_t>(n + i)] = f32_to_bf16(f32(args.v)[i]);
-            }
+            const std::int64_t first = begin * args.k.cols, count = (end - begin) * args.k.cols;
+            kernels.plain->to_bf16(f32(args.k) + first, count, rounded + first);
+            kernels.plain->to_bf16(f32(args.v) + first, count, rounded + n + first);
         });
-        own = {rounded.data(), rounded.data() + n, Dtype::bf16};
+        own = {rounded, rounded + n, Dtype::bf16};
     }
     pool.parallel_for(static_cast<std::int64_t>(work.size()), 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {

@@ -15,7 +15,8 @@ namespace dgemma::backend::cpu {
 // Keys and values are multiplied in f32, or, where the tables have dot products of bf16 and the cache is kept
 // in it, in bf16: queries and weights are rounded to it then, and the canvas's own keys and values too.
 [[nodiscard]] bool attends_in_bf16(const AttentionArgs& args, const KernelTables& kernels);
-void plain_attention(const AttentionArgs& args, const KernelTables& kernels, ThreadPool& pool, bool bf16);
+void plain_attention(const AttentionArgs& args, const KernelTables& kernels, ThreadPool& pool,
+                     Scratch& scratch, bool bf16);
 
 // The keys and values of one kv head at page_tokens consecutive positions.
 struct KeyBlock {

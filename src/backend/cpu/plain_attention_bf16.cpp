@@ -53,7 +53,6 @@ void attend_in_bf16(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& 
 
     weigh(a, q, blocks, *kernels.plain, false, scores);
 
-    std::fill_n(sums, m * d, 0.0f);
     weights.become(kernels, Operand::bf16);
     for (std::size_t n = 0; n < blocks.size(); ++n) {
         const KeyBlock& b = blocks[n];
@@ -73,7 +72,7 @@ void attend_in_bf16(const AttentionArgs& a, const QueryBlock& q, const OwnKeys& 
         for (std::int64_t c = 0; c < d; c += kTileRows) {
             dots.interleave_columns(values + c * 2, stride, page_tokens / 2, tile);
             for_panels(weights, [&](int rows, const std::uint32_t* x, std::int64_t first) {
-                dots.bf16(rows, page_tokens / 2, x, tile, sums + first * d + c, d, true);
+                dots.bf16(rows, page_tokens / 2, x, tile, sums + first * d + c, d, n > 0);
             });
         }
     }

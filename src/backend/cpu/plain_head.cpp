@@ -46,10 +46,9 @@ void finish_slice(const PlainMachine& m, const HeadArgs& a, const HeadArgs::Canv
                   float* z, std::int64_t first_row, std::int64_t rows, SliceStats* stats,
                   std::int64_t slices) {
     auto& logits = static_cast<HostLogits&>(*canvas.logits);
-    for (std::int64_t r = 0; r < rows; ++r, z += kHeadSlice) {
-        stats[r * slices] = m.kernels.softcap(z, slice.count, a.softcap, canvas.temperature);
-        std::copy_n(z, slice.count, logits.zt(first_row + r) + slice.first);
-    }
+    for (std::int64_t r = 0; r < rows; ++r, z += kHeadSlice)
+        stats[r * slices] = m.kernels.softcap(z, slice.count, a.softcap, canvas.temperature,
+                                              logits.zt(first_row + r) + slice.first);
 }
 
 // The largest entry of a row: the head has seen it, unless the row came from elsewhere.
@@ -120,10 +119,8 @@ void soft_embed_whole(PlainMachine& m, HostLogits& logits, const WeightView& tab
     for (std::int64_t first = 0; first < vocab; first += slice) {
         const std::int64_t count = std::min(slice, vocab - first);
         m.for_rows(n, [&](std::int64_t i) {
-            float* of_row = p + i * count;
-            std::copy_n(logits.zt(rows[static_cast<std::size_t>(i)]) + first, count, of_row);
-            m.kernels.exp_sum(of_row, count, top[static_cast<std::size_t>(i)]);
-            m.kernels.divide(of_row, count, sum[static_cast<std::size_t>(i)], m.bf16);
+            const auto at = static_cast<std::size_t>(i);
+            m.kernels.softmax(logits.zt(rows[at]) + first, count, top[at], sum[at], m.bf16, p + i * count);
         });
         panels.pack(m.pool, n, count, [&](std::int64_t i) { return p + i * count; });
         m.products.times_rows(panels, count, table, first, to, first != 0);

@@ -47,20 +47,11 @@ namespace {
 // The heads of one row in place; weight null: without one; angles null: not rotated.
 void norm_row_of_heads(const PlainMachine& m, float* x, std::int64_t cols, std::int64_t head_dim,
                        const float* weight, float eps, const float* angles) {
-    constexpr std::int64_t most = 8;
-    double sums[most];
-    for (std::int64_t c = 0; c < cols; c += most * head_dim) {
-        const std::int64_t heads = std::min(most, (cols - c) / head_dim);
-        m.kernels.sum_squares(x + c, head_dim, heads, head_dim, sums);
-        for (std::int64_t h = 0; h < heads; ++h) {
-            float* head = x + c + h * head_dim;
-            const float factor =
-                inverse_root(static_cast<float>(sums[h] / static_cast<double>(head_dim)) + eps);
-            m.kernels.scale(head, weight, head_dim, factor, m.bf16, head);
-            if (angles != nullptr)
-                m.kernels.rotate(head, head_dim / 2, angles, angles + head_dim / 2, m.bf16);
-        }
-    }
+    constexpr std::int64_t group = PlainMachine::kGroup;
+    for (std::int64_t c = 0; c < cols; c += group * head_dim)
+        m.norm_group(x + c, weight, std::min(group, (cols - c) / head_dim), head_dim, eps, x + c);
+    for (std::int64_t c = 0; angles != nullptr && c < cols; c += head_dim)
+        m.kernels.rotate(x + c, head_dim / 2, angles, angles + head_dim / 2, m.bf16);
 }
 
 const float* vector_of(const Weight* weight) { return weight == nullptr ? nullptr : host(*weight).vector(); }

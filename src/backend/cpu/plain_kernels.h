@@ -32,12 +32,15 @@ struct PlainKernels {
 
     // gate[i] = rb(rb(gelu(gate[i])) * up[i])
     void (*gelu_times)(float* gate, const float* up, std::int64_t n, bool bf16);
-    // x[i] = softcap * tanh(x[i] / softcap) / temperature, and the statistics of that while it is at hand.
-    SliceStats (*softcap)(float* x, std::int64_t n, float softcap, float temperature);
+    // out[i] = softcap * tanh(x[i] / softcap) / temperature, and the statistics of that while it is at hand.
+    SliceStats (*softcap)(const float* x, std::int64_t n, float softcap, float temperature, float* out);
     // The sum of x[i]^2 in double, over eight lanes counted from x[0]; of `rows` rows `stride` apart.
     void (*sum_squares)(const float* x, std::int64_t stride, std::int64_t rows, std::int64_t n, double* sums);
     // out[i] = rb(x[i] * scale * w[i]); w null: without. out may be x.
     void (*scale)(const float* x, const float* w, std::int64_t n, float scale, bool bf16, float* out);
+    // out[i] = rb(b[i] + rb(x[i] * scale * w[i])), no product fused with the sum. out may be either.
+    void (*scale_add)(const float* x, const float* w, std::int64_t n, float scale, bool bf16, const float* b,
+                      float* out);
     // out[i] = rb(a[i] + b[i]); b null: a alone. out may be either.
     void (*add)(const float* a, const float* b, std::int64_t n, bool bf16, float* out);
     // out[i] = rb(out[i] + rb(x[i] * scale))
@@ -53,6 +56,10 @@ struct PlainKernels {
     float (*exp_sum)(float* x, std::int64_t n, float shift);
     // The sum of exp(x[i] - shift), without writing.
     float (*sum_exp)(const float* x, std::int64_t n, float shift);
+    // out[i] = rb(exp(x[i] - shift) / divisor)
+    void (*softmax)(const float* x, std::int64_t n, float shift, float divisor, bool bf16, float* out);
+    // out[i] = x[i] as bf16
+    void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
     // x[i] = rb(x[i] / divisor)
     void (*divide)(float* x, std::int64_t n, float divisor, bool bf16);
 };

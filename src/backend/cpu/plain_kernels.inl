@@ -5,6 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "backend/cpu/plain_kernels.h"
 
 namespace dgemma::backend::cpu {
@@ -41,6 +45,16 @@ inline Vec rb(Vec x) {
     const UintVec up = (bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u;
     const UintVec nan = (UintVec)((bits & 0x7FFFFFFFu) > 0x7F800000u);
     return (Vec)((nan & (bits | 0x00400000u) & 0xFFFF0000u) | (~nan & up));
+}
+
+// The product as such: a compiler that may fuse must not see what becomes of it.
+inline Vec alone(Vec x) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
 }
 
 // e^x by splitting off a power of two and a Taylor polynomial of the rest (|r| <= ln 2 / 2, error below
@@ -172,24 +186,38 @@ void gelu_times(float* gate, const float* up, std::int64_t n, bool bf16) {
     if (i < n) store_part(gate + i, one(load_part(gate + i, n - i, 0), load_part(up + i, n - i, 0)), n - i);
 }
 
+typedef double Wide __attribute__((vector_size(64)));
+
+// Eight numbers as double.
+inline Wide widened(const float* p) {
+#if defined(__AVX512F__)
+    return (Wide)_mm512_cvtps_pd(_mm256_loadu_ps(p));  // GCC makes four conversions of it by itself
+#else
+    typedef float Eight __attribute__((vector_size(32)));
+    Eight v;
+    std::memcpy(&v, p, sizeof(v));
+    return __builtin_convertvector(v, Wide);
+#endif
+}
+
 // Each row is a chain of additions that wait for each other: several rows at a time fill the waiting.
 template <int Rows>
 inline void sum_squares_of(const float* x, std::int64_t stride, std::int64_t n, double* sums) {
-    typedef float Eight __attribute__((vector_size(32)));
-    typedef double Wide __attribute__((vector_size(64)));
     Wide sum[Rows]{};
-    const auto take = [&](std::int64_t i, std::size_t bytes) {
-        for (int r = 0; r < Rows; ++r) {
-            Eight v{};
-            std::memcpy(&v, x + r * stride + i, bytes);
-            const Wide w = __builtin_convertvector(v, Wide);
-            sum[r] += w * w;
-        }
+    const auto add = [&](int r, const float* p) {
+        const Wide w = widened(p);
+        sum[r] += w * w;
     };
-    std::int64_t i = 0;
-    for (; i + 8 <= n; i += 8) take(i, sizeof(Eight));
-    if (i < n) take(i, static_cast<std::size_t>(n - i) * 4);
+    const std::int64_t whole = n / 8 * 8;
+    for (std::int64_t i = 0; i < whole; i += 8) {
+        for (int r = 0; r < Rows; ++r) add(r, x + r * stride + i);
+    }
     for (int r = 0; r < Rows; ++r) {
+        if (whole < n) {
+            float left[8] = {};
+            std::memcpy(left, x + r * stride + whole, static_cast<std::size_t>(n - whole) * 4);
+            add(r, left);
+        }
         const Wide& s = sum[r];
         sums[r] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
     }
@@ -207,6 +235,19 @@ void scale(const float* x, const float* w, std::int64_t n, float factor, bool bf
         const std::int64_t left = n - i;
         Vec v = (left >= kLanes ? load(x + i) : load_part(x + i, left, 0.0f)) * factor;
         if (w != nullptr) v *= left >= kLanes ? load(w + i) : load_part(w + i, left, 0.0f);
+        if (bf16) v = rb(v);
+        left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
+    }
+}
+
+void scale_add(const float* x, const float* w, std::int64_t n, float factor, bool bf16, const float* b,
+               float* out) {
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        Vec v = (left >= kLanes ? load(x + i) : load_part(x + i, left, 0.0f)) * factor;
+        if (w != nullptr) v *= left >= kLanes ? load(w + i) : load_part(w + i, left, 0.0f);
+        v = bf16 ? rb(v) : alone(v);
+        v = (left >= kLanes ? load(b + i) : load_part(b + i, left, 0.0f)) + v;
         if (bf16) v = rb(v);
         left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
     }
@@ -231,16 +272,6 @@ void add_scaled(const float* x, std::int64_t n, float factor, bool bf16, float* 
         if (bf16) v = rb(v);
         left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
     }
-}
-
-// The product as such: a compiler that may fuse must not see what becomes of it.
-inline Vec alone(Vec x) {
-#if defined(__x86_64__)
-    __asm__("" : "+v"(x));
-#elif defined(__aarch64__)
-    __asm__("" : "+w"(x));
-#endif
-    return x;
 }
 
 void rotate(float* x, std::int64_t half, const float* c, const float* s, bool bf16) {
@@ -295,7 +326,7 @@ float sum_exp(const float* x, std::int64_t n, float shift) {
     return sum_of(sum);
 }
 
-SliceStats softcap(float* x, std::int64_t n, float cap, float temperature) {
+SliceStats softcap(const float* x, std::int64_t n, float cap, float temperature, float* out) {
     Vec top = splat(-INFINITY);
     UintVec broken{};
     for (std::int64_t i = 0; i < n; i += kLanes) {
@@ -305,7 +336,7 @@ SliceStats softcap(float* x, std::int64_t n, float cap, float temperature) {
         v = cap * tanh(v / cap) / temperature;
         broken |= (UintVec)(((UintVec)v & 0x7F800000u) == 0x7F800000u);
         top = v > top ? v : top;
-        left >= kLanes ? store(x + i, v) : store_part(x + i, v, left);
+        left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
     }
     SliceStats stats;
     std::uint32_t any = 0;
@@ -318,7 +349,7 @@ SliceStats softcap(float* x, std::int64_t n, float cap, float temperature) {
     Vec sum{}, weighted{};
     for (std::int64_t i = 0; i < n; i += kLanes) {
         // The fill is finite: its probability is zero, and zero times it is zero.
-        const Vec v = i + kLanes <= n ? load(x + i) : load_part(x + i, n - i, stats.max - 1000.0f);
+        const Vec v = i + kLanes <= n ? load(out + i) : load_part(out + i, n - i, stats.max - 1000.0f);
         const Vec e = exp(v - stats.max);
         sum += e;
         weighted += e * (v - stats.max);
@@ -326,6 +357,25 @@ SliceStats softcap(float* x, std::int64_t n, float cap, float temperature) {
     stats.sum = sum_of(sum);
     stats.weighted = sum_of(weighted);
     return stats;
+}
+
+void softmax(const float* x, std::int64_t n, float shift, float divisor, bool bf16, float* out) {
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        Vec v = exp((left >= kLanes ? load(x + i) : load_part(x + i, left, 0.0f)) - shift) / divisor;
+        if (bf16) v = rb(v);
+        left >= kLanes ? store(out + i, v) : store_part(out + i, v, left);
+    }
+}
+
+void to_bf16(const float* x, std::int64_t n, std::uint16_t* out) {
+    typedef std::uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+        const std::int64_t left = n - i;
+        const Vec v = rb(left >= kLanes ? load(x + i) : load_part(x + i, left, 0.0f));
+        const HalfVec half = __builtin_convertvector((UintVec)v >> 16, HalfVec);
+        std::memcpy(out + i, &half, static_cast<std::size_t>(left >= kLanes ? kLanes : left) * 2);
+    }
 }
 
 void divide(float* x, std::int64_t n, float divisor, bool bf16) {
@@ -339,7 +389,8 @@ void divide(float* x, std::int64_t n, float divisor, bool bf16) {
 }  // namespace
 
 const PlainKernels DGEMMA_TABLE = {
-    DGEMMA_ISA, kPanel, kVectors* kLanes, burn,   tile,  pack, gelu_times, softcap, sum_squares,
-    scale,      add,    add_scaled,       rotate, round, max,  exp_sum,    sum_exp, divide};
+    DGEMMA_ISA,  kPanel,  kVectors* kLanes, burn,    tile,       pack,   gelu_times, softcap,
+    sum_squares, scale,   scale_add,        add,     add_scaled, rotate, round,      max,
+    exp_sum,     sum_exp, softmax,          to_bf16, divide};
 
 }  // namespace dgemma::backend::cpu

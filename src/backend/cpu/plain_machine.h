@@ -31,6 +31,7 @@ inline float inverse_root(float x) {
 
 struct PlainMachine {
     static constexpr std::int64_t kBlockRows = 96;  // of a block, at most
+    static constexpr std::int64_t kGroup = 8;
 
     PlainMachine(bool round, int threads, bool pin, const KernelTables& tables)
         : bf16(round),
@@ -42,10 +43,14 @@ struct PlainMachine {
     // f(r) for every row, by all threads.
     template <class F>
     void for_rows(std::int64_t rows, F f) {
-        constexpr std::int64_t grain = 8;
-        pool.parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
+        pool.parallel_for(rows, kGroup, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t r = begin; r < end; ++r) f(r);
         });
+    }
+    // f(first, count) for groups of at most kGroup rows: for what is faster for several rows together.
+    template <class F>
+    void for_groups(std::int64_t rows, F f) {
+        pool.parallel_for(rows, kGroup, [&](std::int64_t begin, std::int64_t end) { f(begin, end - begin); });
     }
 
     // f(first, count) for blocks of rows, each on one thread: as many rows as keep what is done with them in
@@ -62,15 +67,30 @@ struct PlainMachine {
         });
     }
 
-    // What RMSNorm multiplies a row by (contract/model.md 3).
-    [[nodiscard]] float norm_factor(const float* x, std::int64_t n, float eps) const {
-        double sum;
-        kernels.sum_squares(x, n, 1, n, &sum);
-        return inverse_root(static_cast<float>(sum / static_cast<double>(n)) + eps);
+    // What RMSNorm multiplies each of a group's rows [n] by (contract/model.md 3).
+    [[nodiscard]] std::array<float, kGroup> norm_factors(const float* x, std::int64_t count, std::int64_t n,
+                                                         float eps) const {
+        std::array<double, kGroup> sums;
+        std::array<float, kGroup> factors;
+        kernels.sum_squares(x, n, count, n, sums.data());
+        for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r)
+            factors[r] = inverse_root(static_cast<float>(sums[r] / static_cast<double>(n)) + eps);
+        return factors;
     }
-    // RMSNorm of one row; w null: without a weight. out may be x.
-    void norm_row(const float* x, const float* w, std::int64_t n, float eps, float* out) const {
-        kernels.scale(x, w, n, norm_factor(x, n, eps), bf16, out);
+    // RMSNorm of a group's rows; w null: without a weight. out may be x.
+    void norm_group(const float* x, const float* w, std::int64_t count, std::int64_t n, float eps,
+                    float* out) const {
+        const auto factors = norm_factors(x, count, n, eps);
+        for (std::int64_t r = 0; r < count; ++r)
+            kernels.scale(x + r * n, w, n, factors[static_cast<std::size_t>(r)], bf16, out + r * n);
+    }
+    // out = rb(b + norm(x; w)) of a group's rows. out may be either.
+    void norm_add_group(const float* x, const float* w, std::int64_t count, std::int64_t n, float eps,
+                        const float* b, float* out) const {
+        const auto factors = norm_factors(x, count, n, eps);
+        for (std::int64_t r = 0; r < count; ++r)
+            kernels.scale_add(x + r * n, w, n, factors[static_cast<std::size_t>(r)], bf16, b + r * n,
+                              out + r * n);
     }
 
     const bool bf16;  // results are rounded to it

@@ -111,21 +111,19 @@ void gated_mlp(PlainMachine& m, const Mat& x, const WeightView& gate, const Weig
 
 void route(PlainMachine& m, const Mat& h, const RouterWeights& w, const Routing& out) {
     const std::int64_t experts = w.proj->shape()[0];
-    float* a = m.scratch[0].floats(h.rows * h.cols);
-    float* z = m.scratch[1].floats(h.rows * experts);
     const float* scale = host(*w.scale).vector();
     const WeightView& proj = host(*w.proj).view();
-    const auto prepare = [&](std::int64_t r) {
-        float* x = a + r * h.cols;
-        m.norm_row(row(h, r), nullptr, h.cols, w.eps, x);
-        m.kernels.scale(x, scale, h.cols, 1.0f, m.bf16, x);
-        m.kernels.scale(x, nullptr, h.cols, w.input_scale, m.bf16, x);
+    // a [count, H]: what the projection reads; z [count, E]: what it gives.
+    const auto prepare = [&](std::int64_t first, std::int64_t count, float* a) {
+        m.norm_group(row(h, first), nullptr, count, h.cols, w.eps, a);
+        for (float* x = a; x < a + count * h.cols; x += h.cols)
+            m.kernels.scale(x, scale, h.cols, 1.0f, m.bf16, x);
+        m.kernels.scale(a, nullptr, count * h.cols, w.input_scale, m.bf16, a);
     };
-    const auto choose = [&](std::int64_t r) {
-        float* p = z + r * experts;
-        choose_experts(p, experts, host(*w.per_expert_scale).vector(), out.ids.cols,
+    const auto choose = [&](std::int64_t r, float* z) {
+        choose_experts(z, experts, host(*w.per_expert_scale).vector(), out.ids.cols,
                        static_cast<std::int32_t*>(out.ids.data) + r * out.ids.cols, row(out.weights, r));
-        if (out.probabilities.data != nullptr) std::copy_n(p, experts, row(out.probabilities, r));
+        if (out.probabilities.data != nullptr) std::copy_n(z, experts, row(out.probabilities, r));
     };
     // Who gets a row must not hang on the rounding of a faster product.
     Products& products = m.exact_products;
@@ -133,20 +131,26 @@ void route(PlainMachine& m, const Mat& h, const RouterWeights& w, const Routing&
     if (products.in_blocks(h.rows, std::span(&weight, 1))) {
         products.note_work(proj, h.rows);
         m.for_blocks(h.rows, [&](std::int64_t first, std::int64_t count) {
-            for (std::int64_t r = first; r < first + count; ++r) prepare(r);
+            float* a = thread_scratch(3, count * h.cols);
+            float* z = thread_scratch(4, count * experts);
+            for (std::int64_t r = 0; r < count; r += PlainMachine::kGroup)
+                prepare(first + r, std::min(PlainMachine::kGroup, count - r), a + r * h.cols);
             const Panels& panels =
-                products.pack_here(proj, count, [&](std::int64_t r) { return a + (first + r) * h.cols; });
-            products.columns({&panels, &proj, 0, z + first * experts}, 0, experts, m.bf16);
-            for (std::int64_t r = first; r < first + count; ++r) choose(r);
+                products.pack_here(proj, count, [&](std::int64_t r) { return a + r * h.cols; });
+            products.columns({&panels, &proj, 0, z}, 0, experts, m.bf16);
+            for (std::int64_t r = 0; r < count; ++r) choose(first + r, z + r * experts);
         });
         return;
     }
-    m.for_rows(h.rows, prepare);
+    float* a = m.scratch[0].floats(h.rows * h.cols);
+    float* z = m.scratch[1].floats(h.rows * experts);
+    m.for_groups(h.rows,
+                 [&](std::int64_t first, std::int64_t count) { prepare(first, count, a + first * h.cols); });
     Panels& panels = products.panels_for(proj);
     panels.pack(m.pool, h.rows, h.cols, [&](std::int64_t r) { return a + r * h.cols; });
     const Product product{&panels, &proj, 0, z};
     products.run(std::span(&product, 1), m.bf16);
-    m.for_rows(h.rows, choose);
+    m.for_rows(h.rows, [&](std::int64_t r) { choose(r, z + r * experts); });
 }
 
 void experts(PlainMachine& m, const Mat& x, const Routing& routing, const WeightView& gate_up,
