@@ -74,10 +74,6 @@ void attention_inputs(PlainMachine& m, RotaryAngles& angles, const AttentionInpu
     const std::int64_t d = a.head_dim;
     const float* turns =
         angles.of(m, {vector_of(a.frequencies), static_cast<std::size_t>(d / 2)}, a.positions);
-    struct Part {
-        const WeightView* weight;
-        const Mat* out;
-    };
     std::vector<const WeightView*> weights = {&host(*a.q_proj).view(), &host(*a.k_proj).view()};
     std::vector<const Mat*> outs = {&a.q, &a.k};
     if (a.v_proj != nullptr) {
@@ -107,16 +103,16 @@ void attention_inputs(PlainMachine& m, RotaryAngles& angles, const AttentionInpu
     }
     std::vector<Product> products;
     for (std::size_t i = 0; i < weights.size(); ++i) {
-        Panels* panels = nullptr;
-        for (std::size_t j = 0; j < i; ++j) {
-            if (products[j].x->operand() == m.products.operand_for(*weights[i]))
-                panels = const_cast<Panels*>(products[j].x);
+        const Operand operand = m.products.operand_for(*weights[i]);
+        const auto alike = std::find_if(products.begin(), products.end(),
+                                        [&](const Product& p) { return p.x->operand() == operand; });
+        if (alike != products.end()) {
+            products.push_back({alike->x, weights[i], 0, f32(*outs[i])});
+            continue;
         }
-        if (panels == nullptr) {
-            panels = &m.products.panels_for(*weights[i], i);
-            panels->pack(m.pool, a.x.rows, a.x.cols, [&](std::int64_t r) { return row(a.x, r); });
-        }
-        products.push_back({panels, weights[i], 0, f32(*outs[i])});
+        Panels& panels = m.products.panels_for(*weights[i], i);
+        panels.pack(m.pool, a.x.rows, a.x.cols, [&](std::int64_t r) { return row(a.x, r); });
+        products.push_back({&panels, weights[i], 0, f32(*outs[i])});
     }
     m.products.run(products, m.bf16);
     m.for_rows(a.x.rows, finish);
