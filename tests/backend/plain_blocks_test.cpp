@@ -15,7 +15,6 @@
 namespace dgemma::testing {
 namespace {
 
-using backend::Mat;
 using backend::Precision;
 
 struct Kind {
@@ -167,10 +166,10 @@ TEST_P(Blocks, AttentionInputsAreProjectionsAndNorms) {
     const std::vector<float> x = activations(kMany * kHidden);
     const HostTensor q = matrix(heads * d, kHidden), k = matrix(kv * d, kHidden), v = matrix(kv * d, kHidden),
                      q_norm = vector(d), k_norm = vector(d);
-    std::vector<std::vector<float>>
-        turns;  // more kinds of layers than are remembered, and the first one again
-    for (int i = 0; i < 6; ++i) turns.push_back(data.floats(d / 2, 0.5f));
-    turns.push_back(turns[0]);
+    // More kinds of layers than are remembered, and the first one again.
+    std::vector<std::vector<float>> turns(7);
+    for (std::vector<float>& of_layer : turns) of_layer = data.floats(d / 2, 0.5f);
+    turns.back() = turns.front();
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const HostTensor frequencies(turns[i], Dtype::f32, {d / 2});
         const bool own_values = i % 2 == 0;

@@ -42,8 +42,8 @@ TEST_P(RowKernels, PanelsArePackedWhole) {
     for (const std::int64_t k : kSizes) {
         for (int count = 1; count <= kernels.rows; ++count) {
             const std::vector<float> x = data.floats(count * k);
-            std::vector<const float*> rows;
-            for (int r = 0; r < count; ++r) rows.push_back(x.data() + r * k);
+            std::vector<const float*> rows(static_cast<std::size_t>(count));
+            for (int r = 0; r < count; ++r) rows[static_cast<std::size_t>(r)] = x.data() + r * k;
             std::vector<float> panel = poisoned(k * kernels.rows);
             kernels.pack(rows.data(), k, count, panel.data());
             for (std::int64_t i = 0; i < k; ++i) {
