@@ -15,8 +15,10 @@
 namespace dgemma::backend {
 
 // The strict scalar backend: the oracle every faster kernel is tested against. One thread, no vector code,
-// sums in double rounded once to f32.
-std::unique_ptr<Backend> make_reference_backend(Precision precision);
+// sums in double rounded once to f32. e4m3_activations: rows that meet a weight in E4M3 (Encoding::fp8_row)
+// become E4M3 before (base/e4m3_rows.h), as on a card with CudaOptions::e4m3_activations, whose oracle this
+// is. No other CPU backend does that: no CPU multiplies E4M3, so it would cost answers and save nothing.
+std::unique_ptr<Backend> make_reference_backend(Precision precision, bool e4m3_activations = false);
 
 // The instruction sets that the plain backend has kernels for and this machine runs, weakest first. The last
 // one is what it uses unless told otherwise. All names: "baseline" (what every machine of this kind has);

@@ -8,6 +8,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/weight_rows.h"
+#include "base/e4m3_rows.h"
 
 namespace dgemma::backend {
 
@@ -24,8 +25,8 @@ double dot(const float* a, const float* b, std::int64_t n) {
 
 class ReferenceBackend final : public HostBackend {
   public:
-    explicit ReferenceBackend(Precision precision)
-        : HostBackend(precision), bf16_(precision == Precision::bf16) {}
+    ReferenceBackend(Precision precision, bool e4m3_activations)
+        : HostBackend(precision), bf16_(precision == Precision::bf16), e4m3_activations_(e4m3_activations) {}
 
     [[nodiscard]] std::string_view name() const override { return "reference"; }
 
@@ -99,7 +100,7 @@ class ReferenceBackend final : public HostBackend {
         matmul(f32(x), x.rows, host(gate).view(), 0, x.cols, width, g.data());
         matmul(f32(x), x.rows, host(up).view(), 0, x.cols, width, u.data());
         for (std::size_t i = 0; i < g.size(); ++i) g[i] = rb(rb(gelu(g[i])) * u[i]);
-        matmul(g.data(), x.rows, host(down).view(), 0, width, out.cols, f32(out));
+        matmul(g.data(), x.rows, host(down).view(), 0, width, out.cols, f32(out), kE4m3HiddenColumns);
     }
 
     void norm_heads(const Mat& x, int head_dim, const Weight* weight, float eps, const Weight* frequencies,
@@ -179,7 +180,8 @@ class ReferenceBackend final : public HostBackend {
                     act[static_cast<std::size_t>(i)] = rb(rb(gelu(gu[static_cast<std::size_t>(i)])) *
                                                           gu[static_cast<std::size_t>(width + i)]);
                 }
-                matmul(act.data(), 1, host(down).view(), e * hidden, width, hidden, y.data());
+                matmul(act.data(), 1, host(down).view(), e * hidden, width, hidden, y.data(),
+                       kE4m3HiddenColumns);
                 const float weight = row(routing.weights, r)[k];
                 for (std::int64_t c = 0; c < hidden; ++c) {
                     row(out, r)[c] = rb(row(out, r)[c] + rb(y[static_cast<std::size_t>(c)] * weight));
@@ -219,10 +221,19 @@ class ReferenceBackend final : public HostBackend {
     }
 
   private:
-    // out [n, outs] = rb(x [n, ins] W^T), W the `outs` rows of `weight` from `first_row` on.
+    // out [n, outs] = rb(x [n, ins] W^T), W the `outs` rows of `weight` from `first_row` on. piece: columns
+    // of x that share a scale where x becomes E4M3; 0: all.
     void matmul(const float* x, std::int64_t n, const WeightView& weight, std::int64_t first_row,
-                std::int64_t ins, std::int64_t outs, float* out) const {
-        std::vector<float> w(static_cast<std::size_t>(ins));
+                std::int64_t ins, std::int64_t outs, float* out, std::int64_t piece = 0) const {
+        std::vector<float> w(static_cast<std::size_t>(ins)), rounded;
+        if (e4m3_activations_ && weight.encoding == Encoding::fp8_row) {
+            rounded.assign(x, x + n * ins);
+            for (std::int64_t r = 0; r < n; ++r)
+                round_to_e4m3(std::span(rounded).subspan(static_cast<std::size_t>(r * ins),
+                                                         static_cast<std::size_t>(ins)),
+                              piece);
+            x = rounded.data();
+        }
         for (std::int64_t o = 0; o < outs; ++o) {
             load_row(weight, first_row + o, w.data());
             for (std::int64_t r = 0; r < n; ++r)
@@ -276,13 +287,13 @@ class ReferenceBackend final : public HostBackend {
         }
     }
 
-    bool bf16_;
+    bool bf16_, e4m3_activations_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_reference_backend(Precision precision) {
-    return std::make_unique<ReferenceBackend>(precision);
+std::unique_ptr<Backend> make_reference_backend(Precision precision, bool e4m3_activations) {
+    return std::make_unique<ReferenceBackend>(precision, e4m3_activations);
 }
 
 }  // namespace dgemma::backend
