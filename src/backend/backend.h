@@ -223,6 +223,10 @@ class Backend {
     virtual Result<std::unique_ptr<Weight>> prepare_branch(const WeightView& host) {
         return prepare_encoded(host);
     }
+    // The same for a weight of attention's projections, which only attention_inputs and project read.
+    virtual Result<std::unique_ptr<Weight>> prepare_projection(const WeightView& host) {
+        return prepare_encoded(host);
+    }
     virtual Result<std::unique_ptr<Logits>> make_logits(std::int64_t rows, std::int64_t vocab) = 0;
     // zt as given [rows, V]: scripted logits and recorded ones.
     virtual void set_logits(Logits& logits, std::span<const float> zt) = 0;

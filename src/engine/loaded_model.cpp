@@ -18,11 +18,16 @@ namespace dgemma::engine {
 
 namespace {
 
-Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& options) {
+// e4m3_experts: of the checkpoint.
+Result<std::unique_ptr<backend::Backend>> make_backend(const LoadOptions& options, bool e4m3_experts) {
     switch (options.backend) {
         case BackendKind::cuda:
-            return backend::make_cuda_backend(options.precision,
-                                              {.device = options.device, .most_bytes = options.vram});
+            // Mixed is what lets operands become 8 bits where the weight has no more.
+            return backend::make_cuda_backend(
+                options.precision,
+                {.device = options.device,
+                 .most_bytes = options.vram,
+                 .e4m3_activations = e4m3_experts && options.precision == backend::Precision::mixed});
         case BackendKind::reference:
             return backend::make_reference_backend(options.precision);
         case BackendKind::plain:
@@ -131,7 +136,7 @@ Result<std::unique_ptr<LoadedModel>> load_model(const files::Checkpoint& checkpo
     loaded->context = options.context > 0 ? options.context : loaded->config.text.max_positions;
     const bool on_gpu = options.backend == BackendKind::cuda;
     if (on_gpu) DGEMMA_CHECK(check_gpu_memory(checkpoint, options));
-    DGEMMA_TRY(loaded->backend, make_backend(options));
+    DGEMMA_TRY(loaded->backend, make_backend(options, model::experts_in_e4m3(checkpoint)));
     DGEMMA_TRY(model::Weights weights, model::load_weights(checkpoint, loaded->config, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
     loaded->prefill_chunk =

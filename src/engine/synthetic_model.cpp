@@ -51,10 +51,11 @@ Status make_layer(const model::TextConfig& t, const model::LayerConfig& layer, c
     for (model::WeightPtr* norm : {&to.input_norm, &to.dense_pre_norm, &to.dense_post_norm,
                                    &to.experts_pre_norm, &to.experts_post_norm, &to.router_scale})
         DGEMMA_CHECK(maker.norm(*norm, h));
-    DGEMMA_CHECK(maker.matrix(to.q_proj, {q, h}));
-    DGEMMA_CHECK(maker.matrix(to.k_proj, {kv, h}));
-    if (layer.kind == model::LayerKind::sliding) DGEMMA_CHECK(maker.matrix(to.v_proj, {kv, h}));
-    DGEMMA_CHECK(maker.matrix(to.o_proj, {h, q}));
+    DGEMMA_CHECK(maker.branch(to.q_proj, {q, h}, formats.attention));
+    DGEMMA_CHECK(maker.branch(to.k_proj, {kv, h}, formats.attention));
+    if (layer.kind == model::LayerKind::sliding)
+        DGEMMA_CHECK(maker.branch(to.v_proj, {kv, h}, formats.attention));
+    DGEMMA_CHECK(maker.branch(to.o_proj, {h, q}, formats.attention));
     // As model::synthetic_rows: what attention adds is alike for all rows, and scores are of order one since
     // nothing divides them.
     DGEMMA_CHECK(maker.make(to.post_attention_norm, {h}, 0.03f, 0.3f));
@@ -98,11 +99,14 @@ Result<model::Weights> make_weights(const model::Config& config, const BranchFor
 
 }  // namespace
 
-Result<BranchFormats> branch_formats(std::string_view profile) {
+Result<BranchFormats> branch_formats(std::string_view profile, backend::Precision precision) {
     if (profile == "bf16") return BranchFormats{};
     if (profile == "q8") return BranchFormats{Encoding::affine8, Encoding::affine8};
     if (profile == "q4") return BranchFormats{Encoding::affine4, Encoding::affine8};
-    if (profile == "fp8") return BranchFormats{Encoding::fp8_row, Encoding::fp8_row};
+    if (profile == "fp8") {
+        return BranchFormats{Encoding::fp8_row, Encoding::fp8_row,
+                             precision == backend::Precision::mixed ? Encoding::fp8_row : Encoding::plain};
+    }
     if (profile == "nvfp4") return BranchFormats{Encoding::nvfp4, Encoding::fp8_row};
     return Error{ErrorKind::usage,
                  fmt::format("there is no profile {}: choose from bf16, q8, q4, fp8, nvfp4", quote(profile))};
@@ -110,7 +114,7 @@ Result<BranchFormats> branch_formats(std::string_view profile) {
 
 Result<std::unique_ptr<LoadedModel>> synthesize_model(std::string_view preset, int layers,
                                                       std::string_view profile, const LoadOptions& options) {
-    DGEMMA_TRY(const BranchFormats formats, branch_formats(profile));
+    DGEMMA_TRY(const BranchFormats formats, branch_formats(profile, options.precision));
     DGEMMA_TRY(const std::string config, model::preset_config(preset, layers));
     DGEMMA_TRY(const Device device, choose_device(options.where.empty() ? "cuda" : options.where));
     if (device.backend != BackendKind::cuda) {
@@ -124,8 +128,11 @@ Result<std::unique_ptr<LoadedModel>> synthesize_model(std::string_view preset, i
     auto loaded = std::make_unique<LoadedModel>();
     DGEMMA_TRY(loaded->config, model::parse_config(config, "the preset"));
     loaded->context = options.context > 0 ? options.context : loaded->config.text.max_positions;
-    DGEMMA_TRY(loaded->backend, backend::make_cuda_backend(
-                                    options.precision, {.device = device.index, .most_bytes = options.vram}));
+    DGEMMA_TRY(loaded->backend,
+               backend::make_cuda_backend(options.precision,
+                                          {.device = device.index,
+                                           .most_bytes = options.vram,
+                                           .e4m3_activations = formats.attention == Encoding::fp8_row}));
     DGEMMA_TRY(model::Weights weights, make_weights(loaded->config, formats, *loaded->backend));
     loaded->model.emplace(loaded->config, std::move(weights), *loaded->backend);
     loaded->prefill_chunk = std::max(options.prefill_chunk, gpu_prefill_chunk);

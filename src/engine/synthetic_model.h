@@ -13,9 +13,14 @@ namespace dgemma::engine {
 // How a profile of docs/PACK.md stores what stays in 4 or 8 bits on a GPU. Everything else is bf16 there.
 struct BranchFormats {
     Encoding experts = Encoding::plain, dense = Encoding::plain;
+    // Of attention's projections: fp8_row where they are multiplied as such, else bf16.
+    Encoding attention = Encoding::plain;
 };
 // Errors: usage, for a name that is no profile.
-Result<BranchFormats> branch_formats(std::string_view profile);
+// precision: what the passes are to be in. Mixed keeps E4M3 beside E4M3 experts
+// (CudaOptions::e4m3_activations).
+Result<BranchFormats> branch_formats(std::string_view profile,
+                                     backend::Precision precision = backend::Precision::bf16);
 
 // preset, layers: as model::preset_config. Weights are scaled as synth does it. Errors: usage (preset,
 // profile), unsupported (no GPU, or one that does not compute in the profile's formats), io (memory).

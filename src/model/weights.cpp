@@ -33,6 +33,12 @@ class Loader {
         DGEMMA_TRY(to, backend_.prepare_encoded(weight));
         return {};
     }
+    // Of attention's projections.
+    Status take_projection(WeightPtr& to, const std::string& name) {
+        DGEMMA_TRY(const WeightView weight, find(name, {}));
+        DGEMMA_TRY(to, backend_.prepare_projection(weight));
+        return {};
+    }
     // Of the dense MLP or the experts.
     Status take_branch(WeightPtr& to, const std::string& name, std::string_view alternative = {}) {
         DGEMMA_TRY(const WeightView weight, find(name, alternative));
@@ -57,6 +63,15 @@ class Loader {
 
 }  // namespace
 
+bool experts_in_e4m3(const files::Checkpoint& checkpoint) {
+    for (const char* name : {"model.decoder.layers.0.experts.gate_up_proj",
+                             "model.decoder.layers.0.experts.gate_up_proj.weight"}) {
+        const std::optional<WeightView> weight = checkpoint.weight(name);
+        if (weight) return weight->encoding == Encoding::fp8_row;
+    }
+    return false;
+}
+
 Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& config,
                              backend::Backend& backend, const WeightOptions& options) {
     DGEMMA_CHECK(check_tensors(config, checkpoint));
@@ -78,11 +93,11 @@ Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& 
         const std::string p = fmt::format("{}layers.{}.", decoder, l);
         LayerWeights& to = w.layers.emplace_back();
         DGEMMA_CHECK(load.take(to.input_norm, p + "input_layernorm.weight"));
-        DGEMMA_CHECK(load.take(to.q_proj, p + "self_attn.q_proj.weight"));
-        DGEMMA_CHECK(load.take(to.k_proj, p + "self_attn.k_proj.weight"));
+        DGEMMA_CHECK(load.take_projection(to.q_proj, p + "self_attn.q_proj.weight"));
+        DGEMMA_CHECK(load.take_projection(to.k_proj, p + "self_attn.k_proj.weight"));
         if (layer.kind == LayerKind::sliding)
-            DGEMMA_CHECK(load.take(to.v_proj, p + "self_attn.v_proj.weight"));
-        DGEMMA_CHECK(load.take(to.o_proj, p + "self_attn.o_proj.weight"));
+            DGEMMA_CHECK(load.take_projection(to.v_proj, p + "self_attn.v_proj.weight"));
+        DGEMMA_CHECK(load.take_projection(to.o_proj, p + "self_attn.o_proj.weight"));
         DGEMMA_CHECK(load.take(to.q_norm, p + "self_attn.q_norm.weight"));
         DGEMMA_CHECK(load.take(to.k_norm, p + "self_attn.k_norm.weight"));
         DGEMMA_CHECK(load.take(to.post_attention_norm, p + "post_attention_layernorm.weight"));

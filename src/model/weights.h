@@ -42,6 +42,9 @@ struct WeightOptions {
     bool round_frequencies = false;
 };
 
+// Whether the experts are stored in E4M3 (Encoding::fp8_row), as those of the profile fp8.
+bool experts_in_e4m3(const files::Checkpoint& checkpoint);
+
 // Errors: those of check_tensors, and what the backend refuses.
 Result<Weights> load_weights(const files::Checkpoint& checkpoint, const Config& config,
                              backend::Backend& backend, const WeightOptions& options = {});

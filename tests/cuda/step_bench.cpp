@@ -1,6 +1,7 @@
 // Times denoising passes of the full-size model on the GPU, with weights made in device memory: no file is
 // read.
 //   bench_cuda_step [--context N] [--batch B] [--steps S] [--layers L] [--format bf16|q8|q4|fp8|nvfp4]
+//                   [--precision bf16|mixed]    mixed: activations in E4M3 where weights are (fp8)
 // one scenario; with nothing but a format or nothing at all, the standard ones. Formats are those of the
 // experts and the dense MLP; the rest is bf16. The sampler is not part of the passes. Every stage's time
 // stands beside the bytes it must move at least.
@@ -71,7 +72,8 @@ double weight_bytes(const model::Config& config, const engine::BranchFormats& fo
         for (const model::LayerConfig& l : t.layers) {
             const double q = static_cast<double>(t.heads) * l.head_dim,
                          kv = static_cast<double>(l.kv_heads) * l.head_dim;
-            bytes += 2.0 * h * (2 * q + (l.kind == model::LayerKind::sliding ? 2 : 1) * kv);
+            bytes += bytes_of_weight(format.attention) * h *
+                     (2 * q + (l.kind == model::LayerKind::sliding ? 2 : 1) * kv);
         }
         return bytes;
     }
@@ -167,6 +169,9 @@ int main(int argc, char** argv) {
     std::vector<Scenario> scenarios;
     int layers = 30;
     std::string format_name = "bf16";
+    engine::LoadOptions load;
+    load.precision = backend::Precision::bf16;
+    load.where = "cuda";
     if (argc > 1) {
         Scenario s;
         bool standard = true;
@@ -174,6 +179,9 @@ int main(int argc, char** argv) {
             const std::string flag = argv[i];
             if (flag == "--format") {
                 format_name = argv[i + 1];
+            } else if (flag == "--precision") {
+                load.precision = std::string(argv[i + 1]) == "mixed" ? backend::Precision::mixed
+                                                                     : backend::Precision::bf16;
             } else {
                 standard = false;
             }
@@ -188,11 +196,8 @@ int main(int argc, char** argv) {
     for (const auto& d : must(backend::cuda_devices()))
         fmt::print("device {}: {}, {}.{}, {} multiprocessors, {} of {} MiB free\n", d.index, d.name, d.major,
                    d.minor, d.multiprocessors, d.free_bytes >> 20, d.memory_bytes >> 20);
-    engine::LoadOptions load;
-    load.precision = backend::Precision::bf16;
-    load.where = "cuda";
     const auto loaded = must(engine::synthesize_model("26b", layers, format_name, load));
-    const engine::BranchFormats format = must(engine::branch_formats(format_name));
+    const engine::BranchFormats format = must(engine::branch_formats(format_name, load.precision));
     for (const Scenario& s : scenarios) run(*loaded->model, format_name, format, s);
     return 0;
 }

@@ -30,7 +30,18 @@ Result<std::unique_ptr<Weight>> CudaBackend::prepare_encoded(const WeightView& h
     return std::unique_ptr<Weight>(std::move(weight));
 }
 
+Result<std::unique_ptr<Weight>> CudaBackend::prepare_projection(const WeightView& host) {
+    if (!e4m3_activations_ || host.shape.size() != 2 || !DeviceWeight::keeps_e4m3(host.shape, host.encoding))
+        return prepare_encoded(host);
+    DGEMMA_TRY(auto weight, DeviceWeight::keep_e4m3(*context_, host));
+    return std::unique_ptr<Weight>(std::move(weight));
+}
+
 Result<std::unique_ptr<Weight>> CudaBackend::prepare_branch(const WeightView& host) {
+    if (e4m3_activations_ && DeviceWeight::keeps_e4m3(host.shape, host.encoding)) {
+        DGEMMA_TRY(auto kept, DeviceWeight::keep_e4m3(*context_, host));
+        return std::unique_ptr<Weight>(std::move(kept));
+    }
     if (!packs() || !DeviceWeight::packable(host.shape, host.encoding)) return prepare_encoded(host);
     DGEMMA_TRY(auto weight, DeviceWeight::pack(*context_, host));
     return std::unique_ptr<Weight>(std::move(weight));
@@ -64,6 +75,7 @@ void CudaBackend::download(const Mat& from, std::span<float> to) {
 void CudaBackend::upload(std::span<const float> from, const Mat& to) {
     context_->enter();
     settle();
+    forget_quantised();
     ordered_ids_ = routed_h_ = nullptr;
     if (element_ == Element::f32) {
         context_->to_device(to.data, from.data(), from.size_bytes(), "uploading values");
@@ -83,6 +95,7 @@ void CudaBackend::read_memory(const void* from, std::span<std::byte> to) {
 
 void CudaBackend::fill_zero(const Mat& to) {
     settle();
+    forget_quantised();
     context_->nothing_early();
     const auto bytes = static_cast<std::size_t>(to.rows * to.cols) * activation_bytes();
     context_->check(cudaMemsetAsync(to.data, 0, bytes, context_->stream()), "filling with zeros");
@@ -90,6 +103,7 @@ void CudaBackend::fill_zero(const Mat& to) {
 
 void CudaBackend::copy(const Mat& from, const Mat& to) {
     settle();
+    forget_quantised();
     context_->nothing_early();
     const auto bytes = static_cast<std::size_t>(from.rows * from.cols) * activation_bytes();
     context_->check(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice, context_->stream()),
@@ -101,6 +115,7 @@ Status CudaBackend::begin_pass(const PassInputs& inputs) {
     context_->end_loading();
     DGEMMA_CHECK(context_->take_failure());
     forget_unsettled();
+    forget_quantised();
     DGEMMA_CHECK(inputs_.stage(inputs));
     const auto rows = static_cast<std::size_t>(inputs.rows);
     if (marks_ == nullptr || marks_->bytes() < rows * sizeof(std::int32_t)) {
@@ -172,7 +187,8 @@ void CudaBackend::clear_facts() {
 Result<std::unique_ptr<Backend>> make_cuda_backend(Precision precision, const CudaOptions& options) {
     DGEMMA_TRY(auto context, cuda::Context::open(options));
     const cuda::Element element = precision == Precision::f32 ? cuda::Element::f32 : cuda::Element::bf16;
-    return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(std::move(context), element));
+    return std::unique_ptr<Backend>(
+        std::make_unique<cuda::CudaBackend>(std::move(context), element, options.e4m3_activations));
 }
 
 }  // namespace dgemma::backend

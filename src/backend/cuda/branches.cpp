@@ -8,7 +8,7 @@ namespace dgemma::backend::cuda {
 void CudaBackend::gated_mlp(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
                             const Mat& out) {
     const Operation operation(*this, "dense");
-    gated_mlp_unsettled(x, gate, up, down, out);
+    gated_mlp_unsettled(x, {}, gate, up, down, out);
 }
 
 void CudaBackend::route(const Mat& h, const RouterWeights& weights, const Routing& out) {
@@ -20,11 +20,12 @@ void CudaBackend::route(const Mat& h, const RouterWeights& weights, const Routin
 void CudaBackend::experts(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
                           const Mat& out) {
     const Operation operation(*this, "experts");
-    experts_unsettled(x, routing, gate_up, down, out, {});
+    experts_unsettled(x, {}, routing, gate_up, down, out, {});
     settle();
 }
 
 void CudaBackend::branches(const Branches& b) {
+    const Quantised known_dense = quantised_dense_, known_experts = quantised_experts_;
     const Operation operation(*this, nullptr, keep);
     settle();
     begin_stage(Stage::experts);  // the dense MLP, too, which shares their kernel
@@ -37,6 +38,12 @@ void CudaBackend::branches(const Branches& b) {
         const Context::Stage stage(*context_, "experts and dense");
         packed_experts_unsettled(b.experts_in, b.routing, *b.gate_up, *b.expert_down, b.experts,
                                  packed_dense(b.dense_in, *b.gate, *b.up, *b.down, b.dense));
+        return;
+    }
+    if (device(*b.gate_up).is_e4m3() && device(*b.gate).is_e4m3()) {
+        const Context::Stage stage(*context_, "experts and dense");
+        e4m3_experts_unsettled(b.experts_in, known_experts, b.routing, *b.gate_up, *b.expert_down, b.experts,
+                               e4m3_dense(b.dense_in, known_dense, *b.gate, *b.up, *b.down, b.dense));
         return;
     }
     DenseBeside dense;
@@ -52,11 +59,53 @@ void CudaBackend::branches(const Branches& b) {
                                       static_cast<std::size_t>(dense.rows * gate.outs) * size_of(element_));
     } else {
         const Context::Stage stage(*context_, "dense");
-        gated_mlp_unsettled(b.dense_in, *b.gate, *b.up, *b.down, b.dense);
+        gated_mlp_unsettled(b.dense_in, known_dense, *b.gate, *b.up, *b.down, b.dense);
         settle();
     }
     const Context::Stage stage(*context_, dense.rows > 0 ? "experts and dense" : "experts");
-    experts_unsettled(b.experts_in, b.routing, *b.gate_up, *b.expert_down, b.experts, dense);
+    experts_unsettled(b.experts_in, known_experts, b.routing, *b.gate_up, *b.expert_down, b.experts, dense);
+}
+
+E4m3Target CudaBackend::e4m3_hidden_room(Scratch which, std::int64_t rows, std::int64_t width) {
+    const std::int64_t scales = rows * hidden_scales(width) * std::int64_t{sizeof(float)};
+    auto* codes = context_->scratch<std::uint8_t>(which, rows * width + scales);
+    if (codes == nullptr) return {};
+    return {codes, reinterpret_cast<float*>(codes + rows * width)};
+}
+
+E4m3Dense CudaBackend::e4m3_dense(const Mat& x, const Quantised& known, const Weight& gate, const Weight& up,
+                                  const Weight& down, const Mat& out) {
+    E4m3Dense dense;
+    if (!device(gate).is_e4m3() || !device(up).is_e4m3() || !device(down).is_e4m3()) {
+        mixed_packings();
+        return dense;
+    }
+    dense.gate = device(gate).e4m3(), dense.up = device(up).e4m3(), dense.down = device(down).e4m3();
+    dense.x = e4m3_of(x, known, Scratch::e4m3_dense);
+    dense.rows = x.rows, dense.y = out.data;
+    dense.hidden = e4m3_hidden_room(Scratch::e4m3_dense_hidden, x.rows, dense.gate.outs);
+    return dense;
+}
+
+void CudaBackend::e4m3_experts_unsettled(const Mat& x, const Quantised& known, const Routing& routing,
+                                         const Weight& gate_up, const Weight& down, const Mat& out,
+                                         const E4m3Dense& dense) {
+    if (!device(gate_up).is_e4m3() || !device(down).is_e4m3()) return mixed_packings();
+    const E4m3Matrix &first = device(gate_up).e4m3(), &second = device(down).e4m3();
+    if (!sm90_experts_fit(first.groups, x.cols, second.ins)) return mixed_packings();
+    const std::int64_t k = routing.ids.cols, pairs = x.rows * k;
+    const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+    const Places places = places_for(pairs, first.groups);
+    if (places.offsets == nullptr || context_->failed()) return;
+    if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, first.groups, places);
+    ordered_ids_ = nullptr;
+    const E4m3Rows codes = e4m3_of(x, known, Scratch::e4m3_experts);
+    const E4m3Target hidden = e4m3_hidden_room(Scratch::e4m3_hidden, pairs, second.ins);
+    void* y =
+        context_->scratch(Scratch::expert_rows, static_cast<std::size_t>(pairs * x.cols) * size_of(element_));
+    sm90_e4m3_experts(*context_, codes, first, second, places, hidden, y, dense);
+    unsettled_experts_ = {out.data, y, places.place, static_cast<const float*>(routing.weights.data),
+                          x.rows,   k, x.cols};
 }
 
 PackedDense CudaBackend::packed_dense(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
@@ -76,8 +125,17 @@ void CudaBackend::mixed_packings() {
                    "their shapes are multiples of 64: use another weight format for this model");
 }
 
-void CudaBackend::gated_mlp_unsettled(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
-                                      const Mat& out) {
+void CudaBackend::gated_mlp_unsettled(const Mat& x, const Quantised& known, const Weight& gate,
+                                      const Weight& up, const Weight& down, const Mat& out) {
+    if (device(gate).is_e4m3() || device(up).is_e4m3() || device(down).is_e4m3()) {
+        const E4m3Dense dense = e4m3_dense(x, known, gate, up, down, out);
+        Places places;
+        places.ready = context_->scratch<std::int32_t>(Scratch::dense_ready, 2);
+        if (context_->failed()) return;
+        fill(*context_, places.ready, 2, 0);
+        sm90_e4m3_experts(*context_, {}, {}, {}, places, {}, nullptr, dense);
+        return;
+    }
     if (device(gate).is_packed() || device(up).is_packed() || device(down).is_packed()) {
         const PackedDense dense = packed_dense(x, gate, up, down, out);
         Places places;
@@ -167,8 +225,11 @@ void CudaBackend::packed_experts_unsettled(const Mat& x, const Routing& routing,
                           x.rows,   k, x.cols};
 }
 
-void CudaBackend::experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up,
-                                    const Weight& down, const Mat& out, const DenseBeside& dense) {
+void CudaBackend::experts_unsettled(const Mat& x, const Quantised& known, const Routing& routing,
+                                    const Weight& gate_up, const Weight& down, const Mat& out,
+                                    const DenseBeside& dense) {
+    if (device(gate_up).is_e4m3() || device(down).is_e4m3())
+        return e4m3_experts_unsettled(x, known, routing, gate_up, down, out, {});
     if (device(gate_up).is_packed() || device(down).is_packed()) {
         packed_experts_unsettled(x, routing, gate_up, down, out, {});
         return;

@@ -28,9 +28,14 @@ enum class Scratch : std::uint8_t {
     probabilities,  // of the soft embedding
     router_input,
     router_logits,
-    sorted_rows,     // expert inputs, rows sorted by expert
-    expert_hidden,   // what lies between an expert's matrices, in the same order
-    expert_rows,     // expert outputs, in the same order
+    sorted_rows,    // expert inputs, rows sorted by expert
+    expert_hidden,  // what lies between an expert's matrices, in the same order
+    expert_rows,    // expert outputs, in the same order
+    e4m3_rows,      // the input of a projection in E4M3, and its scales
+    e4m3_dense,     // of the dense MLP
+    e4m3_experts,   // of the experts
+    e4m3_hidden,    // what lies between an expert's matrices, rows sorted by expert, and scales
+    e4m3_dense_hidden,
     places,          // int32: who stands where in that order
     dense_ready,     // int32: how far the hidden layer of a packed MLP is, and the items taken
     attention_sums,  // f32 partial outputs of attention

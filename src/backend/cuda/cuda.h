@@ -32,6 +32,13 @@ struct CudaOptions {
     int device = 0;
     std::uint64_t most_bytes = 0;  // of device memory for weights, caches and work; 0: what there is
     bool hopper_kernels = true;  // false: the kernels of compute capability 8.0 also on a newer card (tests)
+    // Weights of attention's projections, the dense MLP and the experts that are stored in E4M3 (profile fp8)
+    // are multiplied as such, and the activations that meet them become E4M3 with a scale per row, those of
+    // hidden layers with one for every 64 columns (base/e4m3_rows.h). Takes effect on Hopper, where
+    // activations are bf16; elsewhere such weights become bf16 and activations stay. An approximation: the
+    // engine asks for it where the precision is mixed and experts are in E4M3, never for bf16 or f32, which
+    // --exact stands for.
+    bool e4m3_activations = false;
 };
 
 // f32: activations and sums in f32, no TF32. Everything else: activations are bf16, rounded where
@@ -45,8 +52,8 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(Precision precision, const Cu
 Result<std::unique_ptr<Weight>> make_random_cuda_weight(Backend& backend, const Shape& shape, Dtype type,
                                                         float scale, float mean, std::uint64_t seed);
 // The same of a weight of the dense MLP or the experts, [out, in] or [experts, out, in], in an encoding other
-// than plain, about N(0, deviation) and as prepare_branch would keep it. Errors: unsupported, where that is
-// not as it is stored.
+// than plain, about N(0, deviation) and as prepare_branch (or, E4M3, prepare_projection) would keep it.
+// Errors: unsupported, where that is not as it is stored.
 Result<std::unique_ptr<Weight>> make_random_cuda_branch(Backend& backend, const Shape& shape,
                                                         Encoding encoding, float deviation,
                                                         std::uint64_t seed);

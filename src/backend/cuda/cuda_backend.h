@@ -23,9 +23,10 @@ inline const float* vector_or_null(const Weight* w) { return w == nullptr ? null
 
 class CudaBackend final : public Backend {
   public:
-    CudaBackend(std::unique_ptr<Context> context, Element element)
+    CudaBackend(std::unique_ptr<Context> context, Element element, bool e4m3_activations)
         : context_(std::move(context)),
           element_(element),
+          e4m3_activations_(e4m3_activations && element == Element::bf16 && context_->hopper()),
           inputs_(*context_),
           recordings_(*context_),
           clock_(*context_) {}
@@ -44,6 +45,9 @@ class CudaBackend final : public Backend {
     // Encoded weights become numbers, except where a kernel reads them as they are.
     Result<std::unique_ptr<Weight>> prepare_encoded(const WeightView& host) override;
     Result<std::unique_ptr<Weight>> prepare_branch(const WeightView& host) override;
+    Result<std::unique_ptr<Weight>> prepare_projection(const WeightView& host) override;
+    // Whether weights in E4M3 are multiplied as such.
+    [[nodiscard]] bool multiplies_e4m3() const { return e4m3_activations_; }
     // Whether weights of the dense MLP and the experts stay in 4 and 8 bits.
     [[nodiscard]] bool packs() const { return context_->hopper() && element_ == Element::bf16; }
 
@@ -106,7 +110,9 @@ class CudaBackend final : public Backend {
       public:
         Operation(CudaBackend& backend, const char* stage, Unsettled unsettled = settle_first)
             : settled_(unsettled == settle_first ? &backend.settle() : &backend),
-              stage_(backend.context(), stage) {}
+              stage_(backend.context(), stage) {
+            backend.forget_quantised();
+        }
 
       private:
         CudaBackend* settled_;
@@ -130,6 +136,25 @@ class CudaBackend final : public Backend {
         const float* weights = nullptr;
         std::int64_t rows = 0, k = 0, cols = 0;
     };
+    // --- activations that a kernel left in E4M3, too, for the operation that comes next
+    struct Quantised {
+        const void* of = nullptr;  // the data of the matrix in bf16
+        E4m3Rows rows;
+    };
+    // Room for the E4M3 of [rows, cols]. Null codes after a failure.
+    E4m3Target e4m3_room(Scratch which, std::int64_t rows, std::int64_t cols);
+    // x in E4M3: what is `known`, if that is x, else made now.
+    E4m3Rows e4m3_of(const Mat& x, const Quantised& known, Scratch which);
+    // Room for a hidden layer of [rows, width].
+    E4m3Target e4m3_hidden_room(Scratch which, std::int64_t rows, std::int64_t width);
+    E4m3Dense e4m3_dense(const Mat& x, const Quantised& known, const Weight& gate, const Weight& up,
+                         const Weight& down, const Mat& out);
+    void e4m3_experts_unsettled(const Mat& x, const Quantised& known, const Routing& routing,
+                                const Weight& gate_up, const Weight& down, const Mat& out,
+                                const E4m3Dense& dense);
+
+    // Before anything else writes: what they stand for may change.
+    void forget_quantised() { quantised_next_ = quantised_dense_ = quantised_experts_ = {}; }
     void settle_sum();
     CudaBackend& settle();
     void forget_unsettled() {
@@ -143,8 +168,8 @@ class CudaBackend final : public Backend {
     PackedDense packed_dense(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
                              const Mat& out);
     void mixed_packings();
-    void gated_mlp_unsettled(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
-                             const Mat& out);
+    void gated_mlp_unsettled(const Mat& x, const Quantised& known, const Weight& gate, const Weight& up,
+                             const Weight& down, const Mat& out);
     void* router_input_of(const Mat& h);
     void route_now(const Mat& h, const RouterWeights& weights, const Routing& out);
 
@@ -159,8 +184,9 @@ class CudaBackend final : public Backend {
     // As experts_unsettled, of packed weights.
     void packed_experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up,
                                   const Weight& down, const Mat& out, const PackedDense& dense);
-    void experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up, const Weight& down,
-                           const Mat& out, const DenseBeside& dense);
+    void experts_unsettled(const Mat& x, const Quantised& known, const Routing& routing,
+                           const Weight& gate_up, const Weight& down, const Mat& out,
+                           const DenseBeside& dense);
 
     // --- facts
     std::int32_t* facts();
@@ -172,6 +198,7 @@ class CudaBackend final : public Backend {
 
     std::unique_ptr<Context> context_;
     Element element_;
+    bool e4m3_activations_;
     Inputs inputs_;
     std::int64_t rows_ = 0;
     std::unique_ptr<DeviceStorage> marks_;
@@ -181,6 +208,8 @@ class CudaBackend final : public Backend {
     UnsettledExperts unsettled_experts_;
     const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places
     const void* routed_h_ = nullptr;     // the h whose router input stands in Scratch::router_input
+    // Of the operation before, if that made any: a layer's next input, its two branches' inputs.
+    Quantised quantised_next_, quantised_dense_, quantised_experts_;
     Recordings recordings_;
     StageClock clock_;
 };

@@ -24,6 +24,29 @@ struct DeviceMatrix {
     std::int64_t groups = 1, outs = 0, ins = 0;
 };
 
+// A weight in E4M3 as it lies on the device for kernels that multiply it as such: [groups, outs, ins], and
+// the scales of its rows [groups, outs].
+struct E4m3Matrix {
+    const std::uint8_t* codes = nullptr;
+    const float* scales = nullptr;
+    std::int64_t groups = 1, outs = 0, ins = 0;
+};
+// Activations in E4M3 (base/e4m3_rows.h): codes [rows, cols] and the scales of the rows, or of every 64
+// columns of them; and where they go, null codes: nowhere.
+struct E4m3Rows {
+    const std::uint8_t* codes = nullptr;
+    const float* scales = nullptr;
+};
+struct E4m3Target {
+    std::uint8_t* codes = nullptr;
+    float* scales = nullptr;
+};
+// How many scales a row of a hidden layer has in memory: one for 64 columns, filled up to whole 16 bytes.
+constexpr std::int64_t hidden_scales(std::int64_t width) { return (width / 64 + 3) / 4 * 4; }
+
+// --- e4m3_rows.cu: bf16 rows, as in norms.cu, with one scale each.
+void quantise_rows(Context&, const void* x, std::int64_t rows, std::int64_t cols, const E4m3Target& to);
+
 // --- norms.cu: rows of at most 8192 columns, a multiple of 8.
 void rms_norm(Context&, Element, const void* x, const float* weight, std::int64_t rows, std::int64_t cols,
               float eps, void* out);
@@ -43,6 +66,7 @@ struct AfterAttentionPointers {
     const float *norm, *dense_norm, *experts_norm, *router_scale;
     float router_input_scale;
     void *h, *dense, *experts, *router_in;
+    E4m3Target dense_codes, experts_codes;  // of `dense` and `experts`; bf16 only
 };
 void after_attention(Context&, Element, const AfterAttentionPointers&, std::int64_t rows, std::int64_t cols,
                      float eps);
@@ -60,6 +84,7 @@ struct FinishLayerPointers {
     std::int32_t* marks;
     const float* next_norm;  // null: nothing
     void* next;
+    E4m3Target next_codes;  // of `next`; bf16 only
 };
 void finish_layer(Context&, Element, const FinishLayerPointers&, std::int64_t rows, std::int64_t cols,
                   float eps);
@@ -154,6 +179,9 @@ bool sm90_fits(const void* x, const DeviceMatrix& weight);
 // parts, or 1.
 std::int64_t sm90_multiply(Context&, const void* x, std::int64_t rows, const DeviceMatrix* weights,
                            void* const* outs, int count, float** sums);
+// The same of E4M3, without parts. ins is a multiple of 16, outs of 8.
+void sm90_e4m3_multiply(Context&, const E4m3Rows& x, std::int64_t rows, const E4m3Matrix* weights,
+                        void* const* outs, int count);
 void sm90_multiply_gated(Context&, const void* x, std::int64_t rows, const DeviceMatrix& gate,
                          const DeviceMatrix& up, void* out);
 void sm90_multiply_parts(Context&, const void* x, std::int64_t rows, const DeviceMatrix& weight, bool by_rows,
@@ -224,6 +252,19 @@ bool sm90_packed_together(Packing experts, Packing dense);  // whether one launc
 void sm90_packed_experts(Context&, const void* x, const PackedMatrix& gate_up, const PackedMatrix& down,
                          const Places& places, void* act, void* y, const PackedDense& dense);
 
+// The same of weights and activations in E4M3. Numbers of rows and columns of weights are multiples of 64.
+// hidden: room for [pairs, width] codes and [pairs, hidden_scales(width)] scales; gate_up without codes: the
+// dense MLP alone, as above.
+struct E4m3Dense {
+    E4m3Rows x;
+    std::int64_t rows = 0;  // 0: there is none
+    E4m3Matrix gate, up, down;
+    E4m3Target hidden;
+    void* y = nullptr;
+};
+void sm90_e4m3_experts(Context&, const E4m3Rows& x, const E4m3Matrix& gate_up, const E4m3Matrix& down,
+                       const Places& places, const E4m3Target& hidden, void* y, const E4m3Dense& dense);
+
 // --- unpack.cu: weights as they are stored, to what kernels read. An encoded weight on the device.
 struct EncodedMatrix {
     Encoding encoding = Encoding::plain;
@@ -239,6 +280,9 @@ void pack_weight(Context&, const EncodedMatrix& from, Packing packing, void* pie
 // Pieces of random codes with an even scale, about N(0, deviation) seen from afar.
 void fill_random_pieces(Context&, Packing packing, void* pieces, std::int64_t bytes, float deviation,
                         std::uint64_t seed);
+
+// Random E4M3 codes of magnitudes below 2.
+void fill_random_codes(Context&, void* codes, std::int64_t bytes, std::uint64_t seed);
 
 // --- dispatch.cpp chooses between attention_any.cu and attention_mma.cu.
 struct AttentionPointers {

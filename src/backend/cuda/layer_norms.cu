@@ -40,7 +40,7 @@ __device__ void load_addends(const Addends& a, const Columns& columns, int cols,
 template <class T>
 __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
     begin_kernel();
-    __shared__ float shared[2][32];
+    __shared__ float shared[4][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
     float v[8], h[8];
@@ -51,14 +51,15 @@ __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float
     for (int i = 0; i < 8; ++i) h[i] = rounded<T>(h[i] + v[i]);
     columns.store(static_cast<T*>(p.h) + row, h);
     const float scale = row_scale(h, cols, eps, shared[1]);
-    const auto write = [&](const float* weight, void* to) {
+    const auto write = [&](const float* weight, void* to, const E4m3Target& codes, float* room) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = h[i];
         normalise<T>(v, scale, weight, columns);
         columns.store(static_cast<T*>(to) + row, v);
+        if (codes.codes != nullptr) quantise(v, cols, columns, codes, room);
     };
-    write(p.dense_norm, p.dense);
-    write(p.experts_norm, p.experts);
+    write(p.dense_norm, p.dense, p.dense_codes, shared[2]);
+    write(p.experts_norm, p.experts, p.experts_codes, shared[3]);
     if (p.router_in == nullptr) return;
     float s[8];
     columns.load(p.router_scale, s);
@@ -121,7 +122,7 @@ template <class T, int Choices>
 __global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 3 : 1)
     finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
     begin_kernel();
-    __shared__ float shared[4][32];
+    __shared__ float shared[5][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
     float d[8], m[8], h[8];
@@ -150,6 +151,7 @@ __global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 3 : 1)
     if (p.next_norm == nullptr) return;
     normalise<T>(h, row_scale(h, cols, eps, shared[3]), p.next_norm, columns);
     columns.store(static_cast<T*>(p.next) + row, h);
+    if (p.next_codes.codes != nullptr) quantise(h, cols, columns, p.next_codes, shared[4]);
 }
 
 }  // namespace

@@ -20,6 +20,10 @@ Result<std::unique_ptr<Weight>> make_random_cuda_branch(Backend& backend, const 
                                                         Encoding encoding, float deviation,
                                                         std::uint64_t seed) {
     auto& own = static_cast<cuda::CudaBackend&>(backend);
+    if (own.multiplies_e4m3() && cuda::DeviceWeight::keeps_e4m3(shape, encoding)) {
+        DGEMMA_TRY(auto codes, cuda::DeviceWeight::make_random_e4m3(own.context(), shape, deviation, seed));
+        return std::unique_ptr<Weight>(std::move(codes));
+    }
     if (!own.packs() || !cuda::DeviceWeight::packable(shape, encoding)) {
         return Error{
             ErrorKind::unsupported,

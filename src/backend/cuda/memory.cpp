@@ -190,6 +190,47 @@ Result<std::unique_ptr<DeviceWeight>> DeviceWeight::make_random(Context& context
     return weight;
 }
 
+bool DeviceWeight::keeps_e4m3(const Shape& shape, Encoding encoding) {
+    return encoding == Encoding::fp8_row && packable(shape, encoding);
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::make_e4m3(Context& context, const Shape& shape) {
+    DGEMMA_TRY(auto memory, DeviceStorage::make(context, static_cast<std::size_t>(elements_of(shape))));
+    std::unique_ptr<DeviceWeight> weight(new DeviceWeight(shape, Element::bf16, std::move(memory)));
+    E4m3Matrix& m = weight->e4m3_;
+    m.groups = weight->matrix_.groups, m.outs = weight->matrix_.outs, m.ins = weight->matrix_.ins;
+    m.codes = static_cast<const std::uint8_t*>(weight->matrix_.data);
+    weight->matrix_.data = nullptr;
+    DGEMMA_TRY(weight->factors_,
+               DeviceStorage::make(context, static_cast<std::size_t>(m.groups * m.outs) * sizeof(float)));
+    m.scales = static_cast<const float*>(weight->factors_->data());
+    return weight;
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::keep_e4m3(Context& context, const WeightView& host) {
+    context.enter();
+    DGEMMA_TRY(auto weight, make_e4m3(context, host.shape));
+    context.load(weight->memory_->data(), host.codes, weight->memory_->bytes());
+    context.load(weight->factors_->data(), host.scales, weight->factors_->bytes());
+    DGEMMA_CHECK(context.take_failure());
+    return weight;
+}
+
+Result<std::unique_ptr<DeviceWeight>> DeviceWeight::make_random_e4m3(Context& context, const Shape& shape,
+                                                                     float deviation, std::uint64_t seed) {
+    context.enter();
+    DGEMMA_TRY(auto weight, make_e4m3(context, shape));
+    context.nothing_early();
+    fill_random_codes(context, weight->memory_->data(), static_cast<std::int64_t>(weight->memory_->bytes()),
+                      seed);
+    fill_random(context, weight->factors_->data(), Element::f32,
+                static_cast<std::int64_t>(weight->factors_->bytes() / sizeof(float)), 0, deviation / 0.62f,
+                seed);
+    context.nothing_early();
+    DGEMMA_CHECK(context.take_failure());
+    return weight;
+}
+
 // --- logits
 
 Result<std::unique_ptr<DeviceLogits>> DeviceLogits::make(Context& context, Element type, std::int64_t rows,

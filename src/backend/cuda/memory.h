@@ -48,7 +48,8 @@ class PinnedMemory {
     std::size_t bytes_ = 0;
 };
 
-// Matrices and banks in f32 or bf16 as they came (f16 as f32), vectors in f32; or packed.
+// Matrices and banks in f32 or bf16 as they came (f16 as f32), vectors in f32; or packed; or in E4M3 as it is
+// stored.
 class DeviceWeight final : public Weight {
   public:
     static Result<std::unique_ptr<DeviceWeight>> upload(Context& context, const Tensor& host);
@@ -62,12 +63,19 @@ class DeviceWeight final : public Weight {
     static Result<std::unique_ptr<DeviceWeight>> make_random(Context& context, const Shape& shape,
                                                              Packing packing, float deviation,
                                                              std::uint64_t seed);
+    // As it is stored, for kernels that multiply E4M3; keeps_e4m3 holds.
+    static Result<std::unique_ptr<DeviceWeight>> keep_e4m3(Context& context, const WeightView& host);
+    static bool keeps_e4m3(const Shape& shape, Encoding encoding);
+    static Result<std::unique_ptr<DeviceWeight>> make_random_e4m3(Context& context, const Shape& shape,
+                                                                  float deviation, std::uint64_t seed);
     // Contents undefined. type: f32 or bf16.
     static Result<std::unique_ptr<DeviceWeight>> make(Context& context, const Shape& shape, Dtype type);
 
-    [[nodiscard]] const DeviceMatrix& matrix() const { return matrix_; }  // no data: it is packed
+    [[nodiscard]] const DeviceMatrix& matrix() const { return matrix_; }  // no data: it is one of the others
     [[nodiscard]] const PackedMatrix& packed() const { return packed_; }
     [[nodiscard]] bool is_packed() const { return packed_.packing != Packing::none; }
+    [[nodiscard]] const E4m3Matrix& e4m3() const { return e4m3_; }
+    [[nodiscard]] bool is_e4m3() const { return e4m3_.codes != nullptr; }
     [[nodiscard]] const float* vector() const { return static_cast<const float*>(matrix_.data); }
     [[nodiscard]] void* data() { return memory_->data(); }
 
@@ -75,10 +83,12 @@ class DeviceWeight final : public Weight {
     DeviceWeight(const Shape& shape, Element type, std::unique_ptr<DeviceStorage> memory);
     static Result<std::unique_ptr<DeviceWeight>> make_packed(Context& context, const Shape& shape,
                                                              Packing packing);
+    static Result<std::unique_ptr<DeviceWeight>> make_e4m3(Context& context, const Shape& shape);
     std::unique_ptr<DeviceStorage> memory_;
-    std::unique_ptr<DeviceStorage> factors_;  // row scales or globals of a packed weight
+    std::unique_ptr<DeviceStorage> factors_;  // row scales or globals of a packed weight or one in E4M3
     DeviceMatrix matrix_;
     PackedMatrix packed_;
+    E4m3Matrix e4m3_;
 };
 
 // Scores of a canvas and what says how to read them (see LogitsForm).

@@ -52,6 +52,11 @@ void CudaBackend::norm_then_add(const Mat& x, const Weight& weight, float eps, c
 
 void CudaBackend::project(const Mat& x, const Weight& weight, const Mat& out) {
     const Operation operation(*this, "projections");
+    if (device(weight).is_e4m3()) {
+        const E4m3Rows rows = e4m3_of(x, {}, Scratch::e4m3_rows);
+        sm90_e4m3_multiply(*context_, rows, x.rows, &device(weight).e4m3(), &out.data, 1);
+        return;
+    }
     project_unsettled(x.data, x.rows, device(weight).matrix(), out);
 }
 
@@ -66,14 +71,30 @@ void CudaBackend::norm_heads(const Mat& x, int head_dim, const Weight* weight, f
 }
 
 void CudaBackend::attention_inputs(const AttentionInputs& a) {
-    const DeviceMatrix weights[] = {device(*a.q_proj).matrix(), device(*a.k_proj).matrix(),
-                                    a.v_proj == nullptr ? DeviceMatrix{} : device(*a.v_proj).matrix()};
+    const Weight* const projections[] = {a.q_proj, a.k_proj, a.v_proj};
     void* const outs[] = {a.q.data, a.k.data, a.v.data};
     const int count = a.v_proj == nullptr ? 2 : 3;
+    DeviceMatrix weights[3];
+    E4m3Matrix codes[3];
+    for (int i = 0; i < count; ++i)
+        weights[i] = device(*projections[i]).matrix(), codes[i] = device(*projections[i]).e4m3();
+    const auto in_e4m3 = [](const E4m3Matrix& m) { return m.codes != nullptr; };
     {
+        const Quantised known = quantised_next_;
         const Operation operation(*this, "projections");
-        if (std::all_of(weights, weights + count,
-                        [&](const DeviceMatrix& w) { return on_hopper(a.x.data, w); })) {
+        if (std::any_of(codes, codes + count, in_e4m3)) {
+            const E4m3Rows x = e4m3_of(a.x, known, Scratch::e4m3_rows);
+            if (std::all_of(codes, codes + count, in_e4m3)) {
+                sm90_e4m3_multiply(*context_, x, a.x.rows, codes, outs, count);
+            } else {
+                for (int i = 0; i < count; ++i) {
+                    in_e4m3(codes[i]) ? sm90_e4m3_multiply(*context_, x, a.x.rows, codes + i, outs + i, 1)
+                                      : multiply(*context_, element_, a.x.data, a.x.rows, weights[i], {},
+                                                 element_, outs[i]);
+                }
+            }
+        } else if (std::all_of(weights, weights + count,
+                               [&](const DeviceMatrix& w) { return on_hopper(a.x.data, w); })) {
             sm90_multiply(*context_, a.x.data, a.x.rows, weights, outs, count, nullptr);
         } else {
             for (int i = 0; i < count; ++i)
@@ -106,7 +127,15 @@ void CudaBackend::after_attention(const AfterAttention& a) {
         p.router_input_scale = a.router->input_scale;
         p.router_in = router_input_of(a.h);
     }
+    if (e4m3_activations_) {
+        p.dense_codes = e4m3_room(Scratch::e4m3_dense, a.h.rows, a.h.cols);
+        p.experts_codes = e4m3_room(Scratch::e4m3_experts, a.h.rows, a.h.cols);
+    }
     cuda::after_attention(*context_, element_, p, a.h.rows, a.h.cols, a.eps);
+    if (e4m3_activations_) {
+        quantised_dense_ = {a.dense.data, {p.dense_codes.codes, p.dense_codes.scales}};
+        quantised_experts_ = {a.experts.data, {p.experts_codes.codes, p.experts_codes.scales}};
+    }
     routed_h_ = a.router != nullptr ? a.h.data : nullptr;
 }
 
@@ -160,7 +189,11 @@ void CudaBackend::finish_layer(const LayerEnd& a, std::int32_t stage, const Weig
     p.out = a.out.data;
     p.stage = stage, p.marks = marks();
     p.next_norm = vector_or_null(next_norm), p.next = next.data;
+    if (e4m3_activations_ && next_norm != nullptr)
+        p.next_codes = e4m3_room(Scratch::e4m3_rows, a.residual.rows, a.residual.cols);
     cuda::finish_layer(*context_, element_, p, a.residual.rows, a.residual.cols, a.eps);
+    if (p.next_codes.codes != nullptr)
+        quantised_next_ = {next.data, {p.next_codes.codes, p.next_codes.scales}};
 }
 
 void CudaBackend::end_layer(const LayerEnd& args) {
@@ -217,6 +250,19 @@ Addends CudaBackend::take_addends(const Mat& m) {
     const Addends out{nullptr, unsettled_sum_.sums, unsettled_sum_.parts};
     unsettled_sum_ = {};
     return out;
+}
+
+E4m3Target CudaBackend::e4m3_room(Scratch which, std::int64_t rows, std::int64_t cols) {
+    auto* codes = context_->scratch<std::uint8_t>(which, rows * cols + rows * std::int64_t{sizeof(float)});
+    if (codes == nullptr) return {};
+    return {codes, reinterpret_cast<float*>(codes + rows * cols)};
+}
+
+E4m3Rows CudaBackend::e4m3_of(const Mat& x, const Quantised& known, Scratch which) {
+    if (known.of == x.data && known.rows.codes != nullptr) return known.rows;
+    const E4m3Target to = e4m3_room(which, x.rows, x.cols);
+    quantise_rows(*context_, x.data, x.rows, x.cols, to);
+    return {to.codes, to.scales};
 }
 
 void CudaBackend::project_unsettled(const void* x, std::int64_t rows, const DeviceMatrix& weight,

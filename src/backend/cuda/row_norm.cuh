@@ -5,6 +5,7 @@
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/e4m3.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -57,6 +58,22 @@ __device__ void normalise(float (&x)[8], float scale, const float* weight, const
         const float y = x[i] * scale;
         x[i] = rounded<T>(weight == nullptr ? y : y * w[i]);
     }
+}
+
+// The row whose columns the threads hold, in E4M3 with one scale. By the whole block.
+__device__ __forceinline__ void quantise(const float (&x)[8], int cols, const Columns& columns,
+                                         const E4m3Target& to, float* shared) {
+    float largest = 0;
+#pragma unroll
+    for (const float v : x) largest = larger_magnitude(largest, v);
+    const float scale = e4m3_scale(block_max(largest, shared)), inverse = 1.0f / scale;
+    if (threadIdx.x == 0) to.scales[blockIdx.x] = scale;
+    if (!columns.inside) return;
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = e4m3_pair(x[2 * i] * inverse, x[2 * i + 1] * inverse);
+    *reinterpret_cast<uint2*>(to.codes + static_cast<std::int64_t>(blockIdx.x) * cols + columns.first) =
+        make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
 // Threads of a block over rows of `cols` columns; 0, and a failure, where the rows do not fit.

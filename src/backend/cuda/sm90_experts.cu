@@ -62,7 +62,7 @@ __device__ void copy_weights(const Problem& p, Ring<Form>& s) {
     Turn<Ring<Form>::stages> turn;
     take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
         const int lane = static_cast<int>(threadIdx.x);
-        const int told = tell_next_at<Ring<Form>::stages>(item);
+        const int told = tell_next_at<Form, Ring<Form>::stages>(item);
         Box box{nullptr, 0};
         if (lane < Form::boxes) box = box_of<Form>(p, item.group, item.tile, item.down, lane);
         const int all = __popc(__ballot_sync(0xFFFFFFFFu, box.map != nullptr)) * box_elements * 2;

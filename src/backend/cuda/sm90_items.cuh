@@ -18,20 +18,21 @@
 
 namespace dgemma::backend::cuda {
 
-constexpr int item_depth = 64;     // of one stage in k
+constexpr int item_depth = 64;     // of one stage in k, of bf16
 constexpr int box_rows = 64;       // of weights
 constexpr int token_copiers = 64;  // threads
 constexpr int most_groups = 1025;  // the dense MLP and the experts
 constexpr int item_slots = 4;      // items that the copier of weights may be ahead
 
 // What a kernel has in hand at a time.
-template <int Warpgroups, int MostTokens>
+template <int Warpgroups, int MostTokens, int Depth = item_depth>
 struct ItemForm {
     static constexpr int warpgroups = Warpgroups;  // that multiply; one more copies
     static constexpr int threads = 128 + 128 * Warpgroups;
     static constexpr int boxes = 2 * Warpgroups;  // of one stage: gate, up, gate, up, ...; or of down
     static constexpr int gate_rows = box_rows * Warpgroups, down_rows = 2 * gate_rows;  // of a tile
     static constexpr int most_tokens = MostTokens;                                      // of an item
+    static constexpr int depth = Depth;                                                 // of one stage in k
 };
 
 struct ItemsProblem {
@@ -175,9 +176,9 @@ __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
 }
 // At which k of its own copies the copier of weights tells what comes after an item: late, so that the blocks
 // end together, but as much before the end as lets the tokens' copies begin without a pause.
-template <int Stages>
+template <class Form, int Stages>
 __device__ __forceinline__ int tell_next_at(const Item& item) {
-    return max(0, (item.ins - 1) / item_depth - Stages) * item_depth;
+    return max(0, (item.ins - 1) / Form::depth - Stages) * Form::depth;
 }
 
 // By whole warps: the items that were taken, in the same order.
@@ -234,6 +235,21 @@ __device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, c
     }
 }
 
+// Until all of the hidden layer that a down item reads is written.
+template <class Form>
+__device__ __forceinline__ void wait_for_hidden_layer(const ItemsProblem& p, const ItemTables& s,
+                                                      const Item& item) {
+    const int written =
+        over(tokens_of(p, s, item.group), Form::most_tokens) * over(width_of(p, item.group), box_rows);
+    int seen = 0;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n"
+                     : "=r"(seen)
+                     : "l"(p.ready + item.group)
+                     : "memory");
+    } while (seen < written);
+}
+
 // By `token_copiers` threads, t of them. Ring: tokens[stage], full[stage], empty[stage], items.
 template <class Form, int Stages, class Ring>
 __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
@@ -241,17 +257,7 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
     const int piece = t % 8, row0 = t / 8;  // 16 bytes of every eighth token
     const std::uint32_t offset = row0 * 128 + (piece ^ row0) * 16;
     follow_items(p, s.items, [&](const Item& item) {
-        if (item.down) {
-            const int written = over(tokens_of(p, s.items, item.group), Form::most_tokens) *
-                                over(width_of(p, item.group), box_rows);
-            int seen = 0;
-            do {
-                asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n"
-                             : "=r"(seen)
-                             : "l"(p.ready + item.group)
-                             : "memory");
-            } while (seen < written);
-        }
+        if (item.down) wait_for_hidden_layer<Form>(p, s.items, item);
         const bf16* base =
             item.group == 0 ? (item.down ? p.dense_act : p.dense_x) : (item.down ? p.act : p.x);
         std::uint32_t at[Form::most_tokens / 8];
@@ -329,7 +335,7 @@ __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply
         const int first_row = (item.tile * Form::warpgroups + warpgroup) * box_rows * (item.down ? 2 : 1);
         if (first_row >= (item.down ? p.hidden : width_of(p, item.group))) {
             // No part in it: lets the stages go by.
-            for (int k = 0; k < item.ins; k += item_depth) {
+            for (int k = 0; k < item.ins; k += Form::depth) {
                 barrier_wait(&s.full[turn.stage], turn.phase);
                 if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[turn.stage]);
                 turn.next();

@@ -109,7 +109,7 @@ __device__ void copy_weights(const Problem& p, Shared& s) {
     const int warp = static_cast<int>(threadIdx.x) / 32, box = static_cast<int>(threadIdx.x) % 32 * 2 + warp;
     if (warp == 0) {
         take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
-            copy_item_weights(p, s, turn, item, box, tell_next_at<Shared::stages>(item), tell_next);
+            copy_item_weights(p, s, turn, item, box, tell_next_at<Form, Shared::stages>(item), tell_next);
         });
     } else {
         follow_items(p, s.items,

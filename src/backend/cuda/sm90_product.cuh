@@ -1,5 +1,5 @@
-// bf16 matrix products on Hopper: the copy engine fills a ring of tiles, two warpgroups multiply. Rows of x
-// are the 64-high side of the matrix instruction, outputs its other side.
+// Matrix products on Hopper, of bf16 or of E4M3: the copy engine fills a ring of tiles, two warpgroups
+// multiply. Rows of x are the 64-high side of the matrix instruction, outputs its other side.
 //
 // Large products are done by pairs of blocks, a tile above the other: each copies half of their weights to
 // both, which spares the second-level cache. A small one gains less by that than clusters cost.
@@ -7,6 +7,10 @@
 // An output's sum runs over k in ascending steps of 16 inside each part of k, and over the parts in order,
 // whether parts are spread over blocks or follow each other in one: the bits do not depend on the number of
 // rows.
+//
+// Rows of 128 codes of E4M3 are copied as rows of 64 16-bit numbers are, and stand as these do. The matrix
+// unit keeps about 14 bits of their sums, which are added up outside of it after every stage: two warpgroups
+// take turns at that. Scales of rows and of outputs come at the end.
 #pragma once
 
 #include "backend/cuda/device.cuh"
@@ -14,13 +18,14 @@
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
 #include "backend/cuda/sm90_cluster.cuh"
+#include "backend/cuda/sm90_wgmma_e4m3.cuh"
 
 namespace dgemma::backend::cuda {
 
 namespace {
 
 constexpr int tile_rows = 128;  // of x; 64 for each of the two multiplying warpgroups
-constexpr int depth = 64;       // of one stage in k
+constexpr int depth = 64;       // of one stage in k, in numbers of 16 bits
 constexpr int threads = 384;    // one warpgroup copies, two multiply
 constexpr int most_weights = 3;
 
@@ -37,10 +42,12 @@ struct Product {
     int outs[most_weights];
     int first_tile[most_weights + 1];  // column tiles of the weights before; gated has one list of tiles
     int rows;
-    int row_tiles;   // even, where blocks work in pairs
-    int steps;       // of k in all
-    int part_steps;  // of one part
-    int spread;      // parts that are items of their own; 1: each item runs through all parts
+    int row_tiles;          // even, where blocks work in pairs
+    int steps;              // of k in all
+    int part_steps;         // of one part
+    int spread;             // parts that are items of their own; 1: each item runs through all parts
+    const float* x_scales;  // of E4M3: [rows]
+    const float* scales[most_weights];  // [outs]
 };
 
 template <int Columns, int Stages>
@@ -96,7 +103,7 @@ __device__ __forceinline__ uint4 gather_block(std::uint32_t a, std::uint32_t b, 
     return high ? make_uint4(first, second, c, d) : make_uint4(a, b, first, second);
 }
 
-template <Form Kind, int Columns, bool ByRows, bool Serial, bool Clustered>
+template <Form Kind, int Columns, bool ByRows, bool Serial, bool Clustered, bool Codes>
 __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>()>& ring) {
     constexpr int stages = stages_of<Columns>();
     const int group = static_cast<int>(threadIdx.x) / 128 - 1;  // of the two that multiply
@@ -132,8 +139,12 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
             warpgroup_begin();
 #pragma unroll
             for (int k = 0; k < depth / 16; ++k) {
-                WarpgroupMultiply<Columns, ByRows>::run(sums, a + 2 * k, b + (ByRows ? 128 : 2) * k,
-                                                        in_part > 0 || k > 0);
+                if constexpr (Codes) {
+                    WarpgroupMultiplyE4m3<Columns>::run(sums, a + 2 * k, b + 2 * k, k > 0);
+                } else {
+                    WarpgroupMultiply<Columns, ByRows>::run(sums, a + 2 * k, b + (ByRows ? 128 : 2) * k,
+                                                            in_part > 0 || k > 0);
+                }
             }
             warpgroup_commit();
             if (previous >= 0) {
@@ -143,7 +154,7 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
             previous = stage;
             if (++stage == stages) stage = 0, phase ^= 1;
             ++in_part;
-            if (Serial && (in_part == p.part_steps || step + 1 == item.end_step)) {
+            if (Serial && (Codes || in_part == p.part_steps || step + 1 == item.end_step)) {
                 warpgroup_wait<0>();
                 hold(sums);
                 release(previous);
@@ -163,6 +174,25 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
 
         const int outs = p.outs[Kind == Form::gated ? 0 : item.which];
         void* out = p.out[Kind == Form::gated ? 0 : item.which];
+        if constexpr (Codes) {
+            float row_scale[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = item.row + group * 64 + warp * 16 + 8 * h + lane / 4;
+                row_scale[h] = row < p.rows ? p.x_scales[row] : 0.0f;
+            }
+#pragma unroll
+            for (int j = 0; j < Columns / 8; ++j) {
+                const int column = item.column + 8 * j + lane % 4 * 2;
+                float2 scale = make_float2(0, 0);
+                if (column < outs) scale = *reinterpret_cast<const float2*>(p.scales[item.which] + column);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    float &low = sums[4 * j + 2 * h], &high = sums[4 * j + 2 * h + 1];
+                    low = low * row_scale[h] * scale.x, high = high * row_scale[h] * scale.y;
+                }
+            }
+        }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = item.row + group * 64 + warp * 16 + 8 * h + lane / 4;
@@ -271,7 +301,7 @@ __device__ void copy_rows(const Product& p, Ring<Columns, stages_of<Columns>()>&
 
 #endif
 
-template <Form Kind, int Columns, bool ByRows, bool Serial, bool Clustered>
+template <Form Kind, int Columns, bool ByRows, bool Serial, bool Clustered, bool Codes = false>
 __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_constant__ Product p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t shared[];
@@ -302,7 +332,8 @@ __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_
     } else {
         take_registers<232>();
         wait_for_previous_kernel();
-        multiply_rows<Kind, Columns, ByRows, Serial, Clustered>(p, ring);
+        static_assert(!Codes || (Kind == Form::rounded && Serial && !ByRows && !Clustered));
+        multiply_rows<Kind, Columns, ByRows, Serial, Clustered, Codes>(p, ring);
     }
     if (Clustered) {
         cluster_arrive();

@@ -190,6 +190,14 @@ __global__ void random_pieces_kernel(Packing packing, std::uint32_t* pieces, std
     }
 }
 
+// Clearing the highest bit of the exponent leaves magnitudes below 2, and no NaN.
+__global__ void random_codes_kernel(std::uint32_t* codes, std::int64_t words, std::uint64_t seed) {
+    begin_kernel();
+    for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words;
+         i += static_cast<std::int64_t>(gridDim.x) * blockDim.x)
+        codes[i] = mixed(seed * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(i)) & 0xBFBFBFBFu;
+}
+
 }  // namespace
 
 void unpack_weight(Context& c, const EncodedMatrix& from, Element type, void* to) {
@@ -206,6 +214,12 @@ void pack_weight(Context& c, const EncodedMatrix& from, Packing packing, void* p
     const std::int64_t count = from.groups * (from.outs / piece_rows) * (from.ins / piece_columns);
     launch(c, "packing weights", pack_kernel, static_cast<unsigned>(count), 128, 0, from, packing,
            static_cast<std::uint8_t*>(pieces));
+}
+
+void fill_random_codes(Context& c, void* codes, std::int64_t bytes, std::uint64_t seed) {
+    if (c.failed()) return;
+    launch(c, "making random weights", random_codes_kernel, 8192, 256, 0, static_cast<std::uint32_t*>(codes),
+           bytes / 4, seed);
 }
 
 void fill_random_pieces(Context& c, Packing packing, void* pieces, std::int64_t bytes, float deviation,
