@@ -1,31 +1,13 @@
 // The oracle's own rounding of activations to E4M3: by hand, on the smallest numbers that show it.
-#include <cstring>
-
 #include <gtest/gtest.h>
 
 #include "backend/cpu/cpu.h"
+#include "backend/e4m3_weight.h"
 #include "backend/random_data.h"
 #include "base/e4m3_rows.h"
 
 namespace dgemma::testing {
 namespace {
-
-// A matrix or bank in E4M3 of given numbers, each row with the scale `scale`.
-struct E4m3Weight {
-    E4m3Weight(Shape shape, const std::vector<float>& values, float scale)
-        : codes(values.size()), scales(values.size() / static_cast<std::size_t>(shape.back()), scale) {
-        for (std::size_t i = 0; i < values.size(); ++i) codes[i] = f32_to_e4m3(values[i] / scale);
-        view.shape = std::move(shape);
-        view.encoding = Encoding::fp8_row;
-        view.codes = reinterpret_cast<const std::byte*>(codes.data());
-        view.scales = reinterpret_cast<const std::byte*>(scales.data());
-    }
-    E4m3Weight(const E4m3Weight&) = delete;
-    E4m3Weight& operator=(const E4m3Weight&) = delete;
-    std::vector<std::uint8_t> codes;
-    std::vector<float> scales;
-    WeightView view;
-};
 
 std::vector<float> project(bool e4m3, const std::vector<float>& x, const WeightView& w) {
     const auto b = backend::make_reference_backend(backend::Precision::f32, e4m3);
