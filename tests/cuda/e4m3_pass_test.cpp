@@ -177,6 +177,45 @@ TEST_F(E4m3Pass, NormsQuantiseOnTheWay) {
     ASSERT_TRUE(b.end_pass().ok());
 }
 
+// Where the parts of attention are merged, rows become E4M3 as well; the same rows from elsewhere give the
+// same bits.
+TEST_F(E4m3Pass, AttentionQuantisesWhereItMerges) {
+    Backend& b = *device;
+    for (const auto& [kv_heads, dim] : {std::pair<int, int>{8, 256}, {2, 512}}) {
+        constexpr int heads = 16;
+        const std::int64_t rows = 37, width = std::int64_t{heads} * dim,
+                           kv_width = std::int64_t{kv_heads} * dim;
+        const auto bytes = static_cast<std::size_t>(backend::page_tokens * kv_width) * 2;
+        const auto keys = DeviceMat::take(b.allocate(bytes)), values = DeviceMat::take(b.allocate(bytes));
+        void* const key_pages[] = {keys->data()};
+        void* const value_pages[] = {values->data()};
+        const backend::AttentionSegment segment{
+            0, rows, {key_pages, value_pages, backend::page_tokens, Dtype::bf16}, 0};
+        const std::vector<std::int32_t> begin(static_cast<std::size_t>(rows), 0),
+            end(static_cast<std::size_t>(rows), static_cast<std::int32_t>(rows));
+        const DeviceMat q(b, rows, width, activations(rows * width, 1 / std::sqrt(static_cast<float>(dim)))),
+            k(b, rows, kv_width, activations(rows * kv_width)),
+            v(b, rows, kv_width, activations(rows * kv_width)), attended(b, rows, width),
+            merged(b, rows, 192), copied(b, rows, 192);
+        const auto w = DeviceMat::take(b.prepare_projection(random({192, width}, 0.02f).view));
+        b.attention({.q = q.mat,
+                     .k = k.mat,
+                     .v = v.mat,
+                     .segments = std::span(&segment, 1),
+                     .key_begin = begin,
+                     .key_end = end,
+                     .heads = heads,
+                     .kv_heads = kv_heads,
+                     .head_dim = dim,
+                     .out = attended.mat});
+        b.project(attended.mat, *w, merged.mat);
+        b.project(DeviceMat(b, rows, width, attended.values()).mat, *w, copied.mat);
+        EXPECT_EQ(merged.values(), copied.values()) << dim;
+        EXPECT_LT(relative_error(merged.values(), project(*reference, attended.values(), *weights.back())),
+                  4e-3);
+    }
+}
+
 // Without the option weights stay what they were: bf16 activations, no code of them.
 TEST_F(E4m3Pass, OnlyWhereAskedFor) {
     const std::int64_t rows = 5, ins = 256, outs = 128;

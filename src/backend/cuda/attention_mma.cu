@@ -18,7 +18,6 @@ constexpr int rows_of_block = 64;
 constexpr int threads = 256;  // eight warps: four groups of 16 rows, two halves of the keys or columns
 constexpr int pad = 8;
 constexpr int canvas_splits = 2;
-constexpr int most_splits = 4;         // of any kernel whose parts are merged here
 constexpr int least_split_keys = 256;  // fewer keys are not cut
 constexpr float log2e = 1.4426950408889634f;
 
@@ -239,34 +238,6 @@ __global__ void __launch_bounds__(threads, Dim <= 256 ? 2 : 1)
     }
 }
 
-// One warp per row and head: the parts brought to one maximum and added in order.
-__global__ void attention_merge_kernel(const float* sums, const float2* ends, std::int64_t count, int dim,
-                                       int splits, bf16* out) {
-    begin_kernel();
-    const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-    if (at >= count) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    float top = -INFINITY;
-    for (int s = 0; s < splits; ++s) top = fmaxf(top, ends[s * count + at].x);
-    float all = 0, share[most_splits];
-#pragma unroll
-    for (int s = 0; s < most_splits; ++s) {
-        const float2 end = s < splits ? ends[s * count + at] : make_float2(-INFINITY, 0);
-        share[s] = end.x == -INFINITY ? 0.0f : exp2f((end.x - top) * log2e);
-        all += share[s] * end.y;
-    }
-    for (int d = 2 * lane; d < dim; d += 64) {
-        float low = 0, high = 0;
-#pragma unroll
-        for (int s = 0; s < most_splits; ++s) {
-            if (s >= splits || share[s] == 0.0f) continue;
-            const float2 x = *reinterpret_cast<const float2*>(sums + (s * count + at) * dim + d);
-            low += share[s] * x.x, high += share[s] * x.y;
-        }
-        *reinterpret_cast<std::uint32_t*>(out + at * dim + d) = pack2(low / all, high / all);
-    }
-}
-
 template <int Dim, int Keys>
 void run_attention(Context& c, const AttentionPointers& p) {
     constexpr int bytes = static_cast<int>(sizeof(Shared<Dim, Keys>));
@@ -282,7 +253,7 @@ void run_attention(Context& c, const AttentionPointers& p) {
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * splits));
     launch(c, "attention", kernel, grid, threads, bytes, p, splits, sums, ends);
     if (splits > 1) {
-        merge_attention(c, sums, ends, count, Dim, splits, p.out);
+        merge_attention(c, sums, ends, p.rows, p.heads, Dim, splits, p.out, {});
     }
 }
 
@@ -299,12 +270,6 @@ void run_fitting(Context& c, const AttentionPointers& p) {
 }
 
 }  // namespace
-
-void merge_attention(Context& c, const float* sums, const float2* ends, std::int64_t count, int dim,
-                     int splits, void* out) {
-    launch(c, "attention", attention_merge_kernel, static_cast<unsigned>((count + 7) / 8), 256, 0, sums, ends,
-           count, dim, splits, static_cast<bf16*>(out));
-}
 
 bool attention_mma_fits(const Context& c, int head_dim) {
     switch (head_dim) {

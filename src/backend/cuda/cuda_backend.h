@@ -154,7 +154,9 @@ class CudaBackend final : public Backend {
                                 const E4m3Dense& dense);
 
     // Before anything else writes: what they stand for may change.
-    void forget_quantised() { quantised_next_ = quantised_dense_ = quantised_experts_ = {}; }
+    void forget_quantised() {
+        quantised_next_ = quantised_dense_ = quantised_experts_ = quantised_attended_ = {};
+    }
     void settle_sum();
     CudaBackend& settle();
     void forget_unsettled() {
@@ -208,8 +210,9 @@ class CudaBackend final : public Backend {
     UnsettledExperts unsettled_experts_;
     const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places
     const void* routed_h_ = nullptr;     // the h whose router input stands in Scratch::router_input
-    // Of the operation before, if that made any: a layer's next input, its two branches' inputs.
-    Quantised quantised_next_, quantised_dense_, quantised_experts_;
+    // Of the operation before, if that made any: a layer's next input, its two branches' inputs, attention's
+    // results.
+    Quantised quantised_next_, quantised_dense_, quantised_experts_, quantised_attended_;
     Recordings recordings_;
     StageClock clock_;
 };

@@ -53,9 +53,21 @@ void multiply_parts(Context& c, const void* x, std::int64_t rows, const DeviceMa
     }
 }
 
+namespace {
+
+bool attention_on_sm90(const Context& c, Element type, Element cache, int head_dim) {
+    return type == Element::bf16 && cache == Element::bf16 && c.hopper() &&
+           (head_dim == 256 || head_dim == 512);
+}
+
+}  // namespace
+
+bool attention_leaves_e4m3(const Context& c, Element type, Element cache, const AttentionPointers& p) {
+    return attention_on_sm90(c, type, cache, p.head_dim) && p.any_canvas && p.heads * p.head_dim <= 8192;
+}
+
 void attention(Context& c, Element type, Element cache, const AttentionPointers& p) {
-    if (type == Element::bf16 && cache == Element::bf16 && c.hopper() &&
-        (p.head_dim == 256 || p.head_dim == 512)) {
+    if (attention_on_sm90(c, type, cache, p.head_dim)) {
         sm90_attention(c, p);
     } else if (type == Element::bf16 && cache == Element::bf16 && attention_mma_fits(c, p.head_dim)) {
         attention_mma(c, p);

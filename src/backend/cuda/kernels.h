@@ -294,15 +294,19 @@ struct AttentionPointers {
     bool any_canvas;
     const std::int32_t *key_begin, *key_end;
     int heads, kv_heads, head_dim;
+    E4m3Target codes;  // of `out`, where attention_leaves_e4m3
 };
 void attention(Context&, Element, Element cache, const AttentionPointers&);
 void attention_any(Context&, Element, Element cache, const AttentionPointers&);
 bool attention_mma_fits(const Context&, int head_dim);
 void attention_mma(Context&, const AttentionPointers&);  // bf16 throughout
-// out = the parts of attention brought to one maximum and added in order. sums: [splits, count, dim]; ends:
-// their maxima and sums [splits, count]; at most 4 splits.
-void merge_attention(Context&, const float* sums, const float2* ends, std::int64_t count, int dim, int splits,
-                     void* out);
+// Whether an attention can leave its rows in E4M3, too.
+bool attention_leaves_e4m3(const Context&, Element, Element cache, const AttentionPointers&);
+// --- attention_merge.cu: out = the parts of attention brought to one maximum and added in order. sums:
+// [splits, rows, heads, dim]; ends: their maxima and sums [splits, rows, heads]; at most 4 splits. codes: of
+// rows of at most 8192 columns.
+void merge_attention(Context&, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
+                     int splits, void* out, const E4m3Target& codes);
 void sm90_attention(Context&, const AttentionPointers&);  // heads of 256 and 512
 
 // --- head.cu

@@ -51,9 +51,10 @@ void CudaBackend::norm_then_add(const Mat& x, const Weight& weight, float eps, c
 }
 
 void CudaBackend::project(const Mat& x, const Weight& weight, const Mat& out) {
+    const Quantised known = quantised_attended_;
     const Operation operation(*this, "projections");
     if (device(weight).is_e4m3()) {
-        const E4m3Rows rows = e4m3_of(x, {}, Scratch::e4m3_rows);
+        const E4m3Rows rows = e4m3_of(x, known, Scratch::e4m3_rows);
         sm90_e4m3_multiply(*context_, rows, x.rows, &device(weight).e4m3(), &out.data, 1);
         return;
     }
@@ -166,7 +167,11 @@ void CudaBackend::attention(const AttentionArgs& args) {
     }
     p.key_begin = begin.get(), p.key_end = end.get();
     p.heads = args.heads, p.kv_heads = args.kv_heads, p.head_dim = args.head_dim;
-    cuda::attention(*context_, element_, cache_element(args.segments), p);
+    const Element cache = cache_element(args.segments);
+    if (e4m3_activations_ && attention_leaves_e4m3(*context_, element_, cache, p))
+        p.codes = e4m3_room(Scratch::e4m3_rows, p.rows, args.out.cols);
+    cuda::attention(*context_, element_, cache, p);
+    if (p.codes.codes != nullptr) quantised_attended_ = {args.out.data, {p.codes.codes, p.codes.scales}};
 }
 
 void CudaBackend::finish_layer(const LayerEnd& a, std::int32_t stage, const Weight* next_norm,

@@ -304,7 +304,8 @@ void run_attention(Context& c, const AttentionPointers& p) {
     const dim3 grid(static_cast<unsigned>((packed + P::rows - 1) / P::rows),
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * problem.splits));
     launch(c, "attention", sm90_attention_kernel<Dim>, grid, threads, bytes, problem);
-    if (problem.splits > 1) merge_attention(c, problem.sums, problem.ends, count, Dim, problem.splits, p.out);
+    if (problem.splits > 1)
+        merge_attention(c, problem.sums, problem.ends, p.rows, p.heads, Dim, problem.splits, p.out, p.codes);
 }
 
 }  // namespace
