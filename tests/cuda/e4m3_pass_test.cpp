@@ -67,6 +67,43 @@ TEST_F(E4m3Pass, BrokenRowsStayBrokenAndAlone) {
     }
 }
 
+// Both branches in one kernel, of few rows an expert and of many: what each gives alone.
+TEST_F(E4m3Pass, BranchesAreMlpAndExperts) {
+    constexpr std::int64_t hidden = 320, width = 128, dense_width = 448;
+    constexpr std::int32_t count = 6, k = 4;
+    Backend& b = *device;
+    const HostTensor scale(Floats(static_cast<std::size_t>(hidden), 1), Dtype::f32, {hidden}),
+        per_expert(Floats(static_cast<std::size_t>(count), 1), Dtype::f32, {count}),
+        proj(data.floats(count * hidden, 0.5f), Dtype::bf16, {count, hidden});
+    const auto ws = weight(b, scale), we = weight(b, per_expert), wp = weight(b, proj);
+    const E4m3Weight &gate = random({dense_width, hidden}, 0.05f), &up = random({dense_width, hidden}, 0.05f),
+                     &down = random({hidden, dense_width}, 0.05f);
+    const auto wg = branch(b, gate), wu = branch(b, up), wd = branch(b, down),
+               first = branch(b, random({count, 2 * width, hidden}, 0.05f)),
+               second = branch(b, random({count, hidden, width}, 0.1f));
+    for (const std::int64_t rows : {1, 20, 300}) {
+        const Floats x = activations(rows * hidden), h = activations(rows * hidden);
+        const DeviceMat in(b, rows, hidden, x), router_in(b, rows, hidden, h), dense(b, rows, hidden),
+            sparse(b, rows, hidden), alone(b, rows, hidden);
+        const WideMat ids(b, rows, k), shares(b, rows, k);
+        b.branches({.dense_in = in.mat,
+                    .gate = wg.get(),
+                    .up = wu.get(),
+                    .down = wd.get(),
+                    .dense = dense.mat,
+                    .h = router_in.mat,
+                    .router = {ws.get(), wp.get(), we.get(), 0.06f, 1e-6f},
+                    .routing = {ids.mat, shares.mat, {}},
+                    .experts_in = in.mat,
+                    .gate_up = first.get(),
+                    .expert_down = second.get(),
+                    .experts = sparse.mat});
+        EXPECT_EQ(dense.values(), mlp(b, x, gate, up, down)) << rows;
+        b.experts(in.mat, {ids.mat, shares.mat, {}}, *first, *second, alone.mat);
+        EXPECT_EQ(sparse.values(), alone.values()) << rows;
+    }
+}
+
 // What norms quantise on the way is what the kernel of its own makes of the same rows.
 TEST_F(E4m3Pass, NormsQuantiseOnTheWay) {
     const std::int64_t rows = 41, hidden = 2816, width = 128, dim = 64;

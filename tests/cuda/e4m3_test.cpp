@@ -121,6 +121,8 @@ TEST_F(E4m3, ExpertsExactly) {
                           {29, 128, 64, 16, 4, 0},
                           {150, 192, 128, 16, 4, 2},
                           {70, 128, 64, 130, 8, 3},
+                          {300, 192, 128, 6, 4, 1},  // many rows an expert: up to 128 at a time
+                          {131, 128, 704, 4, 3, 2},
                           {11, 2816, 704, 8, 4, 1}}) {
         const Floats x = exact_mlp_rows(c.rows, c.hidden);
         Floats gate_up, down;

@@ -1,0 +1,374 @@
+// What a block of the experts' kernel for E4M3 does with an item (sm90_e4m3_experts.cu): copies, products,
+// and what becomes of the sums.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/e4m3.cuh"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/sm90.cuh"
+#include "backend/cuda/sm90_items.cuh"
+#include "backend/cuda/sm90_wgmma_e4m3.cuh"
+#include "base/e4m3_rows.h"
+
+namespace dgemma::backend::cuda {
+
+namespace {
+
+constexpr int depth = 128;  // of one stage in k
+constexpr int box_bytes = box_rows * depth;
+constexpr int early_steps =
+    6;  // of weights that the second-level cache is asked for before the router is done
+constexpr int scales_together = 4;  // of a token, that are copied at a time: 16 bytes
+static_assert(kE4m3HiddenColumns == box_rows && depth == 2 * box_rows);
+
+struct Problem : ItemsProblem {
+    CUtensorMap gate_up, down;                     // of all experts
+    CUtensorMap dense_gate, dense_up, dense_down;  // where dense_rows > 0
+    const float *gate_up_scales, *down_scales;     // of rows
+    const float *dense_gate_scales, *dense_up_scales, *dense_down_scales;
+    E4m3Rows codes, dense_codes;  // of x and dense_x: [rows, hidden]
+    E4m3Target hidden_layer, dense_hidden_layer;
+};
+
+template <class Form>
+struct __align__(1024) Ring {
+    static constexpr int stages = Form::most_tokens <= 64 ? 5 : 4;
+    std::uint8_t weight[stages][Form::boxes][box_bytes];
+    std::uint8_t tokens[stages][Form::most_tokens * depth];
+    float scales[stages][Form::most_tokens][scales_together];
+    float largest[Form::warpgroups][4][Form::most_tokens];  // of a warp's 16 columns of a hidden layer
+    std::uint64_t full[stages], empty[stages];
+    ItemTables items;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Where box `box` of a stage begins, in the items of a tile.
+struct Box {
+    const CUtensorMap* map;  // null: there is no such box
+    int row;
+};
+template <class Form>
+__device__ __forceinline__ Box box_of(const Problem& p, int group, int tile, bool down, int box) {
+    const int expert = group - 1;
+    if (down) {
+        const int row = tile * Form::down_rows + box * box_rows;
+        if (row >= p.hidden) return {nullptr, 0};
+        return group == 0 ? Box{&p.dense_down, row} : Box{&p.down, expert * p.hidden + row};
+    }
+    const int row = tile * Form::gate_rows + box / 2 * box_rows;
+    if (row >= width_of(p, group)) return {nullptr, 0};
+    if (group == 0) return {box % 2 == 0 ? &p.dense_gate : &p.dense_up, row};
+    return {&p.gate_up, expert * 2 * p.width + box % 2 * p.width + row};
+}
+
+template <class Form>
+__device__ void copy_weights(const Problem& p, Ring<Form>& s) {
+    Turn<Ring<Form>::stages> turn;
+    take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
+        const int lane = static_cast<int>(threadIdx.x);
+        const int told = tell_next_at<Form, Ring<Form>::stages>(item);
+        Box box{nullptr, 0};
+        if (lane < Form::boxes) box = box_of<Form>(p, item.group, item.tile, item.down, lane);
+        // Of whole boxes, also of one that is partly filled with zeros.
+        const int all = __popc(__ballot_sync(0xFFFFFFFFu, box.map != nullptr)) * box_bytes;
+#pragma unroll 1
+        for (int k = 0; k < item.ins; k += depth) {
+            if (k == told) tell_next();
+            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+            if (lane == 0) barrier_expect(&s.full[turn.stage], all);
+            __syncwarp();
+            if (box.map != nullptr)
+                copy_box(s.weight[turn.stage][lane], *box.map, k / 2, box.row, &s.full[turn.stage],
+                         keep_short);
+            turn.next();
+        }
+    });
+}
+
+template <class Form>
+__device__ void ask_for_weights(const Problem& p) {
+    int group = 0, tile = 0;
+    if (!likely_first_item<Form>(p, group, tile)) return;
+    for (int b = 0; b < Form::boxes; ++b) {
+        const Box box = box_of<Form>(p, group, tile, false, b);
+        if (box.map == nullptr) continue;
+        for (int step = 0; step < early_steps && step * depth < p.hidden; ++step)
+            prefetch_box(*box.map, step * depth / 2, box.row);
+    }
+}
+
+// As copy_token_stages, with codes for numbers. scales: of token t, with what lies between it and token t +
+// 64; null: none are copied.
+template <int Rows, class Form>
+__device__ __forceinline__ void copy_code_stages(Ring<Form>& s, Turn<Ring<Form>::stages>& turn,
+                                                 const std::uint8_t* from, const std::uint32_t* at,
+                                                 const float* scales, std::int64_t other_scales, int ins,
+                                                 int t, std::uint32_t offset) {
+    const int column = t % 8 * 16;
+#pragma unroll 1
+    for (int k = 0; k < ins; k += depth) {
+        barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
+        const std::uint32_t to = shared_address(s.tokens[turn.stage]) + offset;
+        const bool inside = k + column < ins;
+        const std::uint8_t* here = inside ? from + k : from;
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside);
+        if (scales != nullptr && t < 8 * Rows) {
+            const float* those = scales + k / (scales_together * box_rows) * scales_together;
+            copy16_async(shared_address(s.scales[turn.stage][t]), those, true);
+            if (Rows > token_copiers / 8) {
+                copy16_async(shared_address(s.scales[turn.stage][t]) + token_copiers * scales_together * 4,
+                             those + other_scales, true);
+            }
+        }
+        barrier_arrive_after_copies(&s.full[turn.stage]);
+        turn.next();
+    }
+}
+
+// By `token_copiers` threads, t of them: 16 codes of every eighth token, and the scales of tokens t and t
+// + 64.
+template <class Form>
+__device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
+    Turn<Ring<Form>::stages> turn;
+    const int piece = t % 8, row0 = t / 8;
+    const std::uint32_t offset = row0 * 128 + (piece ^ row0) * 16;
+    static_assert(token_copiers == 64 && Form::most_tokens <= 2 * token_copiers);
+    follow_items(p, s.items, [&](const Item& item) {
+        if (item.down) wait_for_hidden_layer<Form>(p, s.items, item);
+        const bool dense = item.group == 0;
+        const E4m3Target& hidden = dense ? p.dense_hidden_layer : p.hidden_layer;
+        const std::uint8_t* base = item.down ? hidden.codes : dense ? p.dense_codes.codes : p.codes.codes;
+        std::uint32_t at[Form::most_tokens / 8];
+#pragma unroll
+        for (int i = 0; i < Form::most_tokens / 8; ++i) {
+            int row = item.first + min(row0 + 8 * i, item.tokens - 1);
+            if (!item.down && item.group > 0) row = p.row_at[row];
+            at[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins);
+        }
+        const float* scales = nullptr;
+        std::int64_t other_scales = 0;
+        if (item.down) {
+            const int row = min(t, item.tokens - 1), other = min(t + token_copiers, item.tokens - 1);
+            scales = hidden.scales + (item.first + row) * hidden_scales(item.ins);
+            other_scales = (other - row) * hidden_scales(item.ins);
+        }
+        const auto copy = [&](auto rows) {
+            copy_code_stages<decltype(rows)::value>(s, turn, base + piece * 16, at, scales, other_scales,
+                                                    item.ins, t, offset);
+        };
+        if (item.tokens <= 16) {
+            copy(std::integral_constant<int, 2>());
+        } else if (item.tokens <= 32) {
+            copy(std::integral_constant<int, 4>());
+        } else if (Form::most_tokens == 64 || item.tokens <= 64) {
+            copy(std::integral_constant<int, 8>());
+        } else {
+            copy(std::integral_constant<int, Form::most_tokens / 8>());
+        }
+    });
+    commit_copies();
+    wait_copies<0>();
+}
+
+// The running 64 columns of a box: two steps of the matrix instruction, a group of their own.
+template <int Tokens>
+__device__ __forceinline__ void multiply_columns(float (&part)[Tokens / 2], std::uint64_t a,
+                                                 std::uint64_t b) {
+    warpgroup_begin();
+    WarpgroupMultiplyE4m3<Tokens>::run(part, a, b, false);
+    WarpgroupMultiplyE4m3<Tokens>::run(part, a + 2, b + 2, true);
+    warpgroup_commit();
+}
+
+// sum += part * the factor of each token, once all groups but the last `Left` are done. Factors are fetched
+// before that where there are registers for them.
+template <int Left, int Tokens, class Factor>
+__device__ __forceinline__ void add_columns(float (&sum)[Tokens / 2], float (&part)[Tokens / 2],
+                                            Factor factor) {
+    constexpr bool early = Tokens <= 64;
+    float factors[early ? Tokens / 4 : 1];
+    if (early) {
+#pragma unroll
+        for (int i = 0; i < Tokens / 4; ++i) factors[early ? i : 0] = factor(i);
+    }
+    warpgroup_wait<Left>();
+    hold(part);
+#pragma unroll
+    for (int i = 0; i < Tokens / 4; ++i) {
+        const float f = early ? factors[early ? i : 0] : factor(i);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int n = i / 2 * 4 + 2 * h + i % 2;
+            sum[n] = fmaf(part[n], f, sum[n]);
+        }
+    }
+}
+
+// What the sums of rows lane / 4 and + 8 of a warp's 16 are multiplied by: weight rows from `row` of `outs`.
+__device__ __forceinline__ void row_factors(const float* scales, int row, int outs, float (&factor)[2]) {
+    const int own =
+        row + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) factor[h] = own + 8 * h < outs ? scales[own + 8 * h] : 0.0f;
+}
+
+// A gate item's sums, scaled: the gated product in E4M3, with a scale for the warpgroup's 64 columns. As in
+// store_item, a thread holds columns lane / 4 (+ 8) of its warp's 16 for tokens 8 j + lane % 4 * 2 (+ 1). The
+// codes of both its columns become one 16-bit number, so that one transposition of 8 x 8 brings it token 8 j
+// + lane / 4, and there columns 2 c, 2 c + 8, 2 c + 1 and 2 c + 9, c = lane % 4.
+template <int Tokens, class Form>
+__device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>& s, const Item& item,
+                                                   int warpgroup, float (&gate)[Tokens / 2],
+                                                   const float (&up)[Tokens / 2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int outs = width_of(p, item.group), piece = item.tile * Form::warpgroups + warpgroup;
+    const E4m3Target& to = item.group == 0 ? p.dense_hidden_layer : p.hidden_layer;
+    auto& largest = s.largest[warpgroup];
+#pragma unroll
+    for (int i = 0; i < Tokens / 2; ++i)
+        gate[i] = rounded<bf16>(rounded<bf16>(gelu(rounded<bf16>(gate[i]))) * rounded<bf16>(up[i]));
+#pragma unroll
+    for (int j = 0; j < Tokens / 8; ++j) {
+        float top[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            top[c] = larger_magnitude(larger_magnitude(0, gate[4 * j + c]), gate[4 * j + 2 + c]);
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2)
+                top[c] = fmaxf(top[c], __shfl_xor_sync(0xFFFFFFFFu, top[c], step));
+        }
+        if (lane < 4)
+            *reinterpret_cast<float2*>(&largest[warp][8 * j + 2 * lane]) = make_float2(top[0], top[1]);
+    }
+    // What was read here is not written again before the barrier that ends the item (multiply_items).
+    asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
+#pragma unroll
+    for (int j = 0; j < Tokens / 8; ++j) {
+        float inverse[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const int token = 8 * j + lane % 4 * 2 + c;
+            const float scale = e4m3_scale(fmaxf(fmaxf(largest[0][token], largest[1][token]),
+                                                 fmaxf(largest[2][token], largest[3][token])));
+            inverse[c] = 1.0f / scale;
+            if (warp == 0 && lane < 4 && token < item.tokens)
+                to.scales[(item.first + token) * hidden_scales(outs) + piece] = scale;
+        }
+        const std::uint32_t both =
+            transpose8(e4m3_pair(gate[4 * j] * inverse[0], gate[4 * j + 2] * inverse[0]) |
+                       e4m3_pair(gate[4 * j + 1] * inverse[1], gate[4 * j + 3] * inverse[1]) << 16);
+        const std::uint32_t codes = __byte_perm(both, 0, 0x3120);
+        const int token = 8 * j + lane / 4;
+        if (token < item.tokens) {
+            std::uint8_t* at = to.codes + static_cast<std::int64_t>(item.first + token) * outs +
+                               piece * box_rows + warp * 16 + lane % 4 * 2;
+            *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(codes);
+            *reinterpret_cast<std::uint16_t*>(at + 8) = static_cast<std::uint16_t>(codes >> 16);
+        }
+    }
+}
+
+// One stage of a warpgroup's two boxes. factor(h, i): what 64 columns of half h of token 8 (i / 2) + lane % 4
+// * 2 + i % 2 count for. While the sums of one box's 64 columns are added up, the matrix unit works on the
+// other box's; there are no registers for that with 128 tokens, where the other warpgroup must do.
+template <int Tokens, int Parts, class Factor>
+__device__ __forceinline__ void multiply_stage(std::uint64_t a, std::uint64_t b,
+                                               float (&part)[Parts][Tokens / 2], float (&low)[Tokens / 2],
+                                               float (&high)[Tokens / 2], Factor factor) {
+    constexpr std::uint64_t other_box = box_bytes / 16;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (Parts == 2) {
+            if (half == 0) multiply_columns<Tokens>(part[0], a, b);
+            multiply_columns<Tokens>(part[Parts - 1], a + other_box + 4 * half, b + 4 * half);
+            add_columns<1, Tokens>(low, part[0], [&](int i) { return factor(half, i); });
+            if (half == 0) multiply_columns<Tokens>(part[0], a + 4, b + 4);
+            half == 0 ? add_columns<1, Tokens>(high, part[Parts - 1], [&](int i) { return factor(half, i); })
+                      : add_columns<0, Tokens>(high, part[Parts - 1], [&](int i) { return factor(half, i); });
+        } else {
+            multiply_columns<Tokens>(part[0], a + 4 * half, b + 4 * half);
+            add_columns<0, Tokens>(low, part[0], [&](int i) { return factor(half, i); });
+            multiply_columns<Tokens>(part[0], a + other_box + 4 * half, b + 4 * half);
+            add_columns<0, Tokens>(high, part[0], [&](int i) { return factor(half, i); });
+        }
+    }
+}
+
+// The warpgroup's two boxes of an item times `Tokens` tokens.
+template <int Tokens, class Form>
+__device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item, int warpgroup,
+                              Turn<Ring<Form>::stages>& turn) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool dense = item.group == 0;
+    constexpr int parts = Tokens <= 64 ? 2 : 1;
+    float part[parts][Tokens / 2], low[Tokens / 2], high[Tokens / 2];
+    // Zeros, so that registers of sums are taken up by one item after another.
+#pragma unroll
+    for (int i = 0; i < Tokens / 2; ++i) {
+        low[i] = high[i] = 0;
+#pragma unroll
+        for (int n = 0; n < parts; ++n) part[n][i] = 0;
+    }
+#pragma unroll 1
+    for (int k = 0; k < item.ins; k += depth) {
+        barrier_wait(&s.full[turn.stage], turn.phase);
+        fence_copy_engine();  // tokens came by ordinary copies
+        const std::uint64_t a = tile_descriptor(s.weight[turn.stage][2 * warpgroup]);
+        const std::uint64_t b = tile_descriptor(s.tokens[turn.stage]);
+        if (item.down) {
+            const float* scales = s.scales[turn.stage][lane % 4 * 2] + k / depth % 2 * 2;
+            // Nobody wrote a scale for columns that there are not; their sums are zero.
+            const bool both = k + box_rows < item.ins;
+            multiply_stage<Tokens>(a, b, part, low, high, [&](int half, int i) {
+                const float scale = scales[(i / 2 * 8 + i % 2) * scales_together + half];
+                return half == 0 || both ? scale : 0.0f;
+            });
+        } else {
+            multiply_stage<Tokens>(a, b, part, low, high, [](int, int) { return 1.0f; });
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&s.empty[turn.stage]);
+        turn.next();
+    }
+    const int expert = dense ? 0 : item.group - 1;
+    float f[2], g[2];
+    if (item.down) {
+        const float* scales =
+            dense ? p.dense_down_scales : p.down_scales + static_cast<std::int64_t>(expert) * p.hidden;
+        const int row = (item.tile * Form::warpgroups + warpgroup) * 2 * box_rows;
+        row_factors(scales, row, p.hidden, f);
+        row_factors(scales, row + box_rows, p.hidden, g);
+#pragma unroll
+        for (int i = 0; i < Tokens / 2; ++i) low[i] *= f[i % 4 / 2], high[i] *= g[i % 4 / 2];
+        store_item<Form, Tokens>(p, item, warpgroup, low, high);
+        return;
+    }
+    const float* gate_scales =
+        dense ? p.dense_gate_scales : p.gate_up_scales + static_cast<std::int64_t>(expert) * 2 * p.width;
+    const int row = (item.tile * Form::warpgroups + warpgroup) * box_rows, outs = width_of(p, item.group);
+    row_factors(gate_scales, row, outs, f);
+    row_factors(dense ? p.dense_up_scales : gate_scales + p.width, row, outs, g);
+    const float* token_scales = dense ? p.dense_codes.scales : p.codes.scales;
+#pragma unroll
+    for (int i = 0; i < Tokens / 4; ++i) {
+        int at = item.first + min(i / 2 * 8 + lane % 4 * 2 + i % 2, item.tokens - 1);
+        if (!dense) at = p.row_at[at];
+        const float scale = token_scales[at];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int n = i / 2 * 4 + 2 * h + i % 2;
+            low[n] = low[n] * scale * f[h], high[n] = high[n] * scale * g[h];
+        }
+    }
+    store_hidden_layer<Tokens, Form>(p, s, item, warpgroup, low, high);
+}
+
+#endif
+
+}  // namespace
+
+}  // namespace dgemma::backend::cuda
