@@ -21,6 +21,8 @@ __device__ __forceinline__ std::uint32_t e4m3_pair(float low, float high) {
     std::uint16_t pair = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(pair) : "f"(high), "f"(low));
+#else
+    pair = static_cast<std::uint16_t>(f32_to_e4m3(low) | f32_to_e4m3(high) << 8);
 #endif
     return pair;
 }

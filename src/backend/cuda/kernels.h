@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/context.h"
+#include "backend/cuda/e4m3_operands.h"
 #include "backend/cuda/packing.h"
 
 namespace dgemma::backend::cuda {
@@ -23,26 +24,6 @@ struct DeviceMatrix {
     Element type = Element::f32;
     std::int64_t groups = 1, outs = 0, ins = 0;
 };
-
-// A weight in E4M3 as it lies on the device for kernels that multiply it as such: [groups, outs, ins], and
-// the scales of its rows [groups, outs].
-struct E4m3Matrix {
-    const std::uint8_t* codes = nullptr;
-    const float* scales = nullptr;
-    std::int64_t groups = 1, outs = 0, ins = 0;
-};
-// Activations in E4M3 (base/e4m3_rows.h): codes [rows, cols] and the scales of the rows, or of every 64
-// columns of them; and where they go, null codes: nowhere.
-struct E4m3Rows {
-    const std::uint8_t* codes = nullptr;
-    const float* scales = nullptr;
-};
-struct E4m3Target {
-    std::uint8_t* codes = nullptr;
-    float* scales = nullptr;
-};
-// How many scales a row of a hidden layer has in memory: one for 64 columns, filled up to whole 16 bytes.
-constexpr std::int64_t hidden_scales(std::int64_t width) { return (width / 64 + 3) / 4 * 4; }
 
 // --- e4m3_rows.cu: bf16 rows, as in norms.cu, with one scale each.
 void quantise_rows(Context&, const void* x, std::int64_t rows, std::int64_t cols, const E4m3Target& to);
@@ -255,13 +236,6 @@ void sm90_packed_experts(Context&, const void* x, const PackedMatrix& gate_up, c
 // The same of weights and activations in E4M3. Numbers of rows and columns of weights are multiples of 64.
 // hidden: room for [pairs, width] codes and [pairs, hidden_scales(width)] scales; gate_up without codes: the
 // dense MLP alone, as above.
-struct E4m3Dense {
-    E4m3Rows x;
-    std::int64_t rows = 0;  // 0: there is none
-    E4m3Matrix gate, up, down;
-    E4m3Target hidden;
-    void* y = nullptr;
-};
 void sm90_e4m3_experts(Context&, const E4m3Rows& x, const E4m3Matrix& gate_up, const E4m3Matrix& down,
                        const Places& places, const E4m3Target& hidden, void* y, const E4m3Dense& dense);
 

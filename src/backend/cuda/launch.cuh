@@ -29,6 +29,12 @@ __device__ __forceinline__ void begin_kernel() {
     wait_for_previous_kernel();
 }
 
+// What a launch gives a block of shared memory beyond what the kernel names.
+__device__ __forceinline__ std::uint8_t* launched_shared_memory() {
+    extern __shared__ std::uint8_t memory[];
+    return memory;
+}
+
 // Does nothing after a failure; keeps one of its own. cluster: so many neighbouring blocks share copies.
 template <class... Parameters, class... Arguments>
 void launch_clusters(Context& c, const char* doing, void (*kernel)(Parameters...), dim3 grid,

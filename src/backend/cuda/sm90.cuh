@@ -90,6 +90,20 @@ __device__ __forceinline__ void hold(float (&d)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+// A barrier of the threads of one multiplying warpgroup, 0 and on.
+__device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
+    asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
+}
+// A counter of what all blocks have written: what was written before an addition, by this thread or by those
+// it met at a barrier, is seen after a load that sees the addition.
+__device__ __forceinline__ int load_acquire(const std::int32_t* counter) {
+    int seen;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(seen) : "l"(counter) : "memory");
+    return seen;
+}
+__device__ __forceinline__ void add_one_release(std::int32_t* counter) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(counter) : "memory");
+}
 template <int Registers>
 __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Registers));

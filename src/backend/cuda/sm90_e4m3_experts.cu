@@ -28,7 +28,7 @@ template <class Form>
 __global__ void __launch_bounds__(Form::threads, 1)
     sm90_e4m3_experts_kernel(const __grid_constant__ Problem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ std::uint8_t memory[];
+    std::uint8_t* memory = launched_shared_memory();
     using Shared = Ring<Form>;
     constexpr int stages = Shared::stages;
     Shared& s = *reinterpret_cast<Shared*>(memory + padding_to_1024(memory));

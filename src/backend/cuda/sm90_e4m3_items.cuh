@@ -164,10 +164,11 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
             copy(std::integral_constant<int, 2>());
         } else if (item.tokens <= 32) {
             copy(std::integral_constant<int, 4>());
-        } else if (Form::most_tokens == 64 || item.tokens <= 64) {
-            copy(std::integral_constant<int, 8>());
         } else {
-            copy(std::integral_constant<int, Form::most_tokens / 8>());
+            if constexpr (Form::most_tokens > 64) {
+                if (item.tokens > 64) return copy(std::integral_constant<int, Form::most_tokens / 8>());
+            }
+            copy(std::integral_constant<int, 8>());
         }
     });
     commit_copies();
@@ -245,7 +246,7 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
             *reinterpret_cast<float2*>(&largest[warp][8 * j + 2 * lane]) = make_float2(top[0], top[1]);
     }
     // What was read here is not written again before the barrier that ends the item (multiply_items).
-    asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
+    warpgroup_barrier(warpgroup);
 #pragma unroll
     for (int j = 0; j < Tokens / 8; ++j) {
         float inverse[2];

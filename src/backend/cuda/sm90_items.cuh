@@ -241,13 +241,8 @@ __device__ __forceinline__ void wait_for_hidden_layer(const ItemsProblem& p, con
                                                       const Item& item) {
     const int written =
         over(tokens_of(p, s, item.group), Form::most_tokens) * over(width_of(p, item.group), box_rows);
-    int seen = 0;
-    do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n"
-                     : "=r"(seen)
-                     : "l"(p.ready + item.group)
-                     : "memory");
-    } while (seen < written);
+    while (load_acquire(p.ready + item.group) < written) {
+    }
 }
 
 // By `token_copiers` threads, t of them. Ring: tokens[stage], full[stage], empty[stage], items.
@@ -346,10 +341,8 @@ __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply
         if (!item.down) {
             // Other blocks read what was written here: the barrier hands it to the one thread that releases
             // it.
-            asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
-            if (threadIdx.x % 128 == 0)
-                asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(p.ready + item.group)
-                             : "memory");
+            warpgroup_barrier(warpgroup);
+            if (threadIdx.x % 128 == 0) add_one_release(p.ready + item.group);
         }
     });
 }

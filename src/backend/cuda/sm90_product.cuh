@@ -304,7 +304,7 @@ __device__ void copy_rows(const Product& p, Ring<Columns, stages_of<Columns>()>&
 template <Form Kind, int Columns, bool ByRows, bool Serial, bool Clustered, bool Codes = false>
 __global__ void __launch_bounds__(threads, 1) sm90_multiply_kernel(const __grid_constant__ Product p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ std::uint8_t shared[];
+    std::uint8_t* shared = launched_shared_memory();
     using Tiles = Ring<Columns, stages_of<Columns>()>;
     Tiles& ring = *reinterpret_cast<Tiles*>(shared + padding_to_1024(shared));
     allow_next_kernel();

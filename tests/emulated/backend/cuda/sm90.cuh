@@ -1,0 +1,110 @@
+// sm90.cuh of src/backend/cuda on the emulated machine.
+#pragma once
+
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/tensor_map.h"
+
+namespace dgemma::backend::cuda {
+
+inline std::uint32_t padding_to_1024(const void* shared) {
+    return (1024 - shared_address(shared) % 1024) % 1024;
+}
+
+inline void barrier_init(std::uint64_t* barrier, int arrivals) {
+    emulated::machine.current->block->barriers[shared_address(barrier)] = {arrivals, arrivals, 0, 0};
+}
+inline void barrier_init_done() {}
+inline void barrier_expect(std::uint64_t* barrier, int bytes) {
+    emulated::arrive(shared_address(barrier), bytes);
+}
+inline void barrier_arrive(std::uint64_t* barrier) { emulated::arrive(shared_address(barrier)); }
+inline void barrier_arrive_after_copies(std::uint64_t* barrier) {
+    emulated::Thread* own = emulated::machine.current;
+    emulated::machine.later.emplace_back(
+        own, [copies = std::exchange(own->copies, {}), at = shared_address(barrier)] {
+            for (const auto& copy : copies) copy();
+            emulated::arrive(at);
+        });
+}
+inline void wait_at(std::uint32_t barrier, int phase) {
+    emulated::wait_until([&] { return emulated::barrier_at(barrier).phase % 2 != phase; });
+}
+inline void barrier_wait(std::uint64_t* barrier, int phase) { wait_at(shared_address(barrier), phase); }
+
+// 128-byte swizzle: the 16 bytes of a row change places by the row's number among eight.
+inline std::uint32_t swizzled(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline void copy_box_to(std::uint32_t to, const CUtensorMap& map, int column, int row,
+                        std::uint32_t barrier) {
+    if (map.data == nullptr || to % 1024 != 0)
+        emulated::fail("a box from nowhere, or to no multiple of 1024");
+    emulated::machine.later.emplace_back(emulated::machine.current, [=] {
+        for (int r = 0; r < map.box_rows; ++r) {
+            for (int byte = 0; byte < 128; ++byte) {
+                const std::int64_t at = 2 * std::int64_t{column} + byte;
+                const bool inside = row + r < map.rows && at < 2 * map.cols;
+                *shared_pointer(swizzled(to + static_cast<std::uint32_t>(r * 128 + byte))) =
+                    inside ? map.data[(row + r) * 2 * map.cols + at] : 0;
+            }
+        }
+        emulated::land(barrier, map.box_rows * 128);
+    });
+}
+constexpr std::uint64_t keep_short = 0;
+inline void copy_box(void* to, const CUtensorMap& map, int column, int row, std::uint64_t* barrier,
+                     std::uint64_t) {
+    copy_box_to(shared_address(to), map, column, row, shared_address(barrier));
+}
+inline void prefetch_box(const CUtensorMap& map, int column, int row) {
+    if (map.data == nullptr || column >= map.cols || row >= map.rows) emulated::fail("a prefetch of nothing");
+}
+inline void fence_copy_engine() {}
+
+inline void warpgroup_begin() {}
+inline void warpgroup_commit() {
+    emulated::Thread& own = *emulated::machine.current;
+    own.committed.push_back(std::exchange(own.products, {}));
+}
+template <int Left>
+void warpgroup_wait() {
+    emulated::Thread& own = *emulated::machine.current;
+    if (!own.products.empty()) emulated::fail("products that were not committed");
+    ++emulated::machine.progress;
+    emulated::yield();  // others go on before this thread's products are done
+    while (own.committed.size() > Left) {
+        for (const auto& product : own.committed.front()) product();
+        own.committed.erase(own.committed.begin());
+    }
+}
+template <int Count>
+void hold(float (&)[Count]) {}
+
+inline void warpgroup_barrier(int warpgroup) {
+    emulated::meet(emulated::machine.current->block->meetings[warpgroup], 128);
+}
+inline int load_acquire(const std::int32_t* counter) {
+    emulated::yield();
+    return *counter;
+}
+inline void add_one_release(std::int32_t* counter) { ++*counter, ++emulated::machine.progress; }
+template <int>
+void give_registers() {}
+template <int>
+void take_registers() {}
+
+inline std::uint64_t tile_descriptor(const void* tile, int block = 16) {
+    return (static_cast<std::uint64_t>(shared_address(tile) & 0x3FFFFu) >> 4) |
+           static_cast<std::uint64_t>(block >> 4) << 16 | static_cast<std::uint64_t>(1024 >> 4) << 32 |
+           std::uint64_t{1} << 62;
+}
+
+inline std::uint32_t transpose8(std::uint32_t x) {
+    std::uint32_t all[32], out = 0;
+    emulated::exchange(x, all);
+    const std::uint32_t lane = emulated::machine.current->number % 32, row = lane / 4;
+    for (std::uint32_t i = 0; i < 2; ++i)
+        out |= (all[4 * (lane % 4 * 2 + i) + row / 2] >> 16 * (row % 2) & 0xFFFFu) << 16 * i;
+    return out;
+}
+
+}  // namespace dgemma::backend::cuda
