@@ -27,6 +27,7 @@
 namespace dgemma::emulated {
 
 constexpr std::size_t shared_bytes = std::size_t{1} << 18, stack_bytes = std::size_t{128} << 10;
+constexpr unsigned block_registers = 1 << 16;
 
 struct Barrier {  // an mbarrier
     int count = 0, pending = 0;
@@ -47,11 +48,14 @@ struct Block {
     std::vector<Warp> warps;
     std::map<std::uint32_t, Barrier> barriers;
     std::map<int, Meeting> meetings;
+    int registers = 0;           // that threads gave and nobody took
+    std::vector<bool> ordinary;  // of 16 bytes of shared memory: written by an ordinary copy since a fence
 };
 struct Thread {
     Block* block = nullptr;
     unsigned number = 0;
     bool done = false;
+    int registers = 0;
     ucontext_t context{};
     std::vector<char> stack;
     std::vector<std::function<void()>> copies, products;        // not yet committed
@@ -100,6 +104,14 @@ inline void exchange(std::uint32_t brought, std::uint32_t (&all)[32]) {
     meet(warp.meeting, 32);  // nobody brings anything new before all have seen this
 }
 
+// As setmaxnreg does: whoever wants more than others gave waits for it.
+inline void set_registers(int count) {
+    Thread& own = *machine.current;
+    if (count % 8 != 0 || count < 24 || count > 256) fail("so many registers no thread may have");
+    wait_until([&] { return own.block->registers >= count - own.registers; });
+    own.block->registers -= count - std::exchange(own.registers, count);
+}
+
 inline Barrier& barrier_at(std::uint32_t address) {
     const auto found = machine.current->block->barriers.find(address);
     if (found == machine.current->block->barriers.end()) fail("a barrier that was not made");
@@ -138,9 +150,11 @@ inline void run_grid(unsigned blocks, unsigned threads, std::function<void()> ke
     std::vector<std::unique_ptr<Thread>> everybody;
     for (unsigned b = 0; b < blocks; ++b) {
         all[b].number = b, all[b].memory = memory.get() + b * shared_bytes, all[b].warps.resize(threads / 32);
+        all[b].ordinary.resize(shared_bytes / 16);
         for (unsigned t = 0; t < threads; ++t) {
             auto& thread = *everybody.emplace_back(std::make_unique<Thread>());
             thread.block = &all[b], thread.number = t, thread.stack.resize(stack_bytes);
+            thread.registers = static_cast<int>(block_registers / threads / 8 * 8);  // of one block alone
             getcontext(&thread.context);
             thread.context.uc_stack.ss_sp = thread.stack.data();
             thread.context.uc_stack.ss_size = thread.stack.size();

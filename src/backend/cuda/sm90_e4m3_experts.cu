@@ -23,10 +23,12 @@ namespace {
 using FewRows = ItemForm<2, 64, depth>;
 using ManyRows = ItemForm<2, 128, depth>;
 constexpr int many_rows = 64;  // of an expert on average
+constexpr int copier_registers = 56, multiplier_registers = 224;
 
 template <class Form>
 __global__ void __launch_bounds__(Form::threads, 1)
     sm90_e4m3_experts_kernel(const __grid_constant__ Problem p) {
+    static_assert(registers_suffice(Form::threads, copier_registers, multiplier_registers));
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     std::uint8_t* memory = launched_shared_memory();
     using Shared = Ring<Form>;
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(Form::threads, 1)
     begin_kernel();
     count_items<Form>(p, s.items);
     if (t >= 128) {
-        take_registers<224>();
+        take_registers<multiplier_registers>();
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
             if (item.tokens <= 16) {
                 multiply_item<16>(p, s, item, warpgroup, turn);
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(Form::threads, 1)
             }
         });
     } else {
-        give_registers<64>();
+        give_registers<copier_registers>();
         if (t < 32) {
             copy_weights<Form>(p, s);
         } else if (t >= 64) {

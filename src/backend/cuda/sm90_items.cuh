@@ -35,6 +35,13 @@ struct ItemForm {
     static constexpr int depth = Depth;                                                 // of one stage in k
 };
 
+// Whether those of a block who multiply get the registers they ask for, each thread, once the 128 that copy
+// have given theirs. A launch hands out what its bounds allow, in eights a thread; whoever takes more than is
+// left waits forever.
+constexpr bool registers_suffice(int threads, int copier, int multiplier) {
+    return 128 * copier + (threads - 128) * multiplier <= (1 << 16) / threads / 8 * 8 * threads;
+}
+
 struct ItemsProblem {
     const bf16 *x, *dense_x;      // [rows, hidden]
     const std::int32_t* row_at;   // [pairs]: the row of a place

@@ -24,6 +24,7 @@ struct Problem : ItemsProblem {
 };
 
 constexpr int shared_bytes = 232448;  // that a block may have
+constexpr int copier_registers = 56, multiplier_registers = 152;
 
 // Three warpgroups: two do not hide the latencies of unpacking, and four leave too few registers for the sums
 // of 64 tokens.
@@ -226,6 +227,7 @@ __device__ __forceinline__ void multiply_by_need(const Problem& p, Shared& s, co
 template <Packing Experts, Packing Dense>
 __global__ void __launch_bounds__(Form::threads, 1)
     sm90_packed_experts_kernel(const __grid_constant__ Problem p) {
+    static_assert(registers_suffice(Form::threads, copier_registers, multiplier_registers));
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t memory[];
     using Shared = Ring<Experts, Dense>;
@@ -244,7 +246,7 @@ __global__ void __launch_bounds__(Form::threads, 1)
     begin_kernel();
     count_items<Form>(p, s.items);
     if (t >= 128) {
-        take_registers<152>();
+        take_registers<multiplier_registers>();
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
             if (Experts == Dense || item.group > 0) {
                 multiply_by_need<Experts>(p, s, item, warpgroup, turn);
@@ -253,7 +255,7 @@ __global__ void __launch_bounds__(Form::threads, 1)
             }
         });
     } else {
-        give_registers<56>();
+        give_registers<copier_registers>();
         if (t < 64) {
             copy_weights(p, s);
         } else {

@@ -113,6 +113,7 @@ inline void copy16_async(std::uint32_t to, const void* from, bool valid) {
         } else {
             std::memset(shared_pointer(to), 0, 16);
         }
+        emulated::machine.current->block->ordinary[to / 16] = true;
     });
 }
 inline void commit_copies() {}

@@ -58,7 +58,11 @@ inline void copy_box(void* to, const CUtensorMap& map, int column, int row, std:
 inline void prefetch_box(const CUtensorMap& map, int column, int row) {
     if (map.data == nullptr || column >= map.cols || row >= map.rows) emulated::fail("a prefetch of nothing");
 }
-inline void fence_copy_engine() {}
+// Of what anybody in the block wrote so far: which threads a fence serves is not looked at.
+inline void fence_copy_engine() {
+    auto& ordinary = emulated::machine.current->block->ordinary;
+    std::fill(ordinary.begin(), ordinary.end(), false);
+}
 
 inline void warpgroup_begin() {}
 inline void warpgroup_commit() {
@@ -87,10 +91,17 @@ inline int load_acquire(const std::int32_t* counter) {
     return *counter;
 }
 inline void add_one_release(std::int32_t* counter) { ++*counter, ++emulated::machine.progress; }
-template <int>
-void give_registers() {}
-template <int>
-void take_registers() {}
+template <int Registers>
+void give_registers() {
+    if (emulated::machine.current->registers < Registers)
+        emulated::fail("a gift of registers that there are not");
+    emulated::set_registers(Registers);
+}
+template <int Registers>
+void take_registers() {
+    if (emulated::machine.current->registers > Registers) emulated::fail("registers were taken that are had");
+    emulated::set_registers(Registers);
+}
 
 inline std::uint64_t tile_descriptor(const void* tile, int block = 16) {
     return (static_cast<std::uint64_t>(shared_address(tile) & 0x3FFFFu) >> 4) |

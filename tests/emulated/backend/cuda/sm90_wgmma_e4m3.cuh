@@ -11,8 +11,10 @@ namespace dgemma::backend::cuda {
 inline float element_of(std::uint64_t descriptor, int row, int k) {
     if (descriptor >> 62 != 1 || (descriptor >> 32 & 0x3FFF) != 1024 / 16) emulated::fail("another layout");
     const auto start = static_cast<std::uint32_t>(descriptor & 0x3FFF) * 16;
-    return e4m3_to_f32(
-        *shared_pointer(swizzled(start + static_cast<std::uint32_t>(row / 8 * 1024 + row % 8 * 128 + k))));
+    const std::uint32_t at = swizzled(start + static_cast<std::uint32_t>(row / 8 * 1024 + row % 8 * 128 + k));
+    if (emulated::machine.current->block->ordinary[at / 16])
+        emulated::fail("a product of what ordinary copies brought, without a fence");
+    return e4m3_to_f32(*shared_pointer(at));
 }
 
 template <int N>

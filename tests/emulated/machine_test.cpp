@@ -1,0 +1,81 @@
+// What the emulated machine must not let pass: kernels that would hang, or read what is not there yet.
+#include <gtest/gtest.h>
+
+#include "backend/cuda/sm90_wgmma_e4m3.cuh"
+
+namespace dgemma::emulated {
+namespace {
+
+using namespace backend::cuda;
+
+std::string end_of(unsigned threads, const std::function<void()>& kernel) {
+    try {
+        run_grid(2, threads, kernel);
+    } catch (const std::exception& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// 384 threads begin with 168 registers each.
+template <int Copier, int Multiplier>
+void share_registers() {
+    if (threadIdx.x < 128) {
+        give_registers<Copier>();
+    } else {
+        take_registers<Multiplier>();
+    }
+}
+
+TEST(Emulated, RegistersThatNobodyGaveAreWaitedFor) {
+    EXPECT_EQ(end_of(384, share_registers<56, 224>), "");
+    EXPECT_EQ(end_of(384, share_registers<40, 232>), "");
+    EXPECT_EQ(end_of(512, share_registers<56, 152>), "");
+    EXPECT_EQ(end_of(384, share_registers<64, 224>), "nobody goes on");
+    EXPECT_EQ(end_of(512, share_registers<64, 152>), "nobody goes on");
+}
+
+template <bool Fence>
+void multiply_what_was_copied() {
+    static std::uint8_t numbers[16];
+    auto* barrier = reinterpret_cast<std::uint64_t*>(machine.current->block->memory);
+    std::uint8_t* tile = machine.current->block->memory + 8192;
+    if (threadIdx.x == 0) barrier_init(barrier, 128);
+    __syncthreads();
+    for (unsigned i = 0; i < 4; ++i)
+        copy16_async(shared_address(tile) + (i * 128 + threadIdx.x) * 16, numbers, true);
+    barrier_arrive_after_copies(barrier);
+    barrier_wait(barrier, 0);
+    if (Fence) fence_copy_engine();
+    float sums[8];
+    WarpgroupMultiplyE4m3<16>::run(sums, tile_descriptor(tile), tile_descriptor(tile), false);
+    warpgroup_commit();
+    warpgroup_wait<0>();
+}
+
+TEST(Emulated, ProductsOfOrdinaryCopiesNeedAFence) {
+    EXPECT_EQ(end_of(128, multiply_what_was_copied<true>), "");
+    EXPECT_EQ(end_of(128, multiply_what_was_copied<false>),
+              "a product of what ordinary copies brought, without a fence");
+}
+
+void wait_for_bytes(int bytes) {
+    auto* barrier = reinterpret_cast<std::uint64_t*>(machine.current->block->memory);
+    const std::uint8_t row[128] = {};
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_expect(barrier, bytes);
+        // Beyond the end of the matrix: zeros, that count as bytes.
+        copy_box_to(8192, {row, 1, 64, 2}, 32, 0, shared_address(barrier));
+    }
+    __syncthreads();
+    barrier_wait(barrier, 0);
+}
+
+TEST(Emulated, BytesOfWholeBoxesCount) {
+    EXPECT_EQ(end_of(32, [] { wait_for_bytes(256); }), "");
+    EXPECT_EQ(end_of(32, [] { wait_for_bytes(64); }), "nobody goes on");
+}
+
+}  // namespace
+}  // namespace dgemma::emulated
