@@ -69,7 +69,7 @@ TEST_F(E4m3Pass, BrokenRowsStayBrokenAndAlone) {
 
 // Both branches in one kernel, of few rows an expert and of many: what each gives alone.
 TEST_F(E4m3Pass, BranchesAreMlpAndExperts) {
-    constexpr std::int64_t hidden = 320, width = 128, dense_width = 448;
+    constexpr std::int64_t hidden = 384, width = 128, dense_width = 448;
     constexpr std::int32_t count = 6, k = 4;
     Backend& b = *device;
     const HostTensor scale(Floats(static_cast<std::size_t>(hidden), 1), Dtype::f32, {hidden}),

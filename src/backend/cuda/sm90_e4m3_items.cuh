@@ -38,7 +38,10 @@ struct __align__(1024) Ring {
     std::uint8_t weight[stages][Form::boxes][box_bytes];
     std::uint8_t tokens[stages][Form::most_tokens * depth];
     float scales[stages][Form::most_tokens][scales_together];
-    float largest[Form::warpgroups][4][Form::most_tokens];  // of a warp's 16 columns of a hidden layer
+    // Of a hidden layer: the largest magnitudes of a warp's 16 columns, two tokens a word, and what numbers
+    // are multiplied by to become codes.
+    std::uint32_t largest[Form::warpgroups][4][Form::most_tokens / 2];
+    float inverse[Form::warpgroups][Form::most_tokens];
     std::uint64_t full[stages], empty[stages];
     ItemTables items;
 };
@@ -175,13 +178,13 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
     wait_copies<0>();
 }
 
-// The running 64 columns of a box: two steps of the matrix instruction, a group of their own.
-template <int Tokens>
+// Steps of the matrix instruction along a box, 32 columns each, a group of their own.
+template <int Tokens, int Steps>
 __device__ __forceinline__ void multiply_columns(float (&part)[Tokens / 2], std::uint64_t a,
                                                  std::uint64_t b) {
     warpgroup_begin();
-    WarpgroupMultiplyE4m3<Tokens>::run(part, a, b, false);
-    WarpgroupMultiplyE4m3<Tokens>::run(part, a + 2, b + 2, true);
+#pragma unroll
+    for (int i = 0; i < Steps; ++i) WarpgroupMultiplyE4m3<Tokens>::run(part, a + 2 * i, b + 2 * i, i > 0);
     warpgroup_commit();
 }
 
@@ -217,6 +220,26 @@ __device__ __forceinline__ void row_factors(const float* scales, int row, int ou
     for (int h = 0; h < 2; ++h) factor[h] = own + 8 * h < outs ? scales[own + 8 * h] : 0.0f;
 }
 
+// Of the lanes of one pair of tokens, eight of them and `Step` apart, the larger magnitudes of the first
+// `Left` words, of which the next is of the fourth pair on. They share the work: every lane comes out with a
+// half, and a half of that, from `pair` on.
+template <int Step, int Left, int Count>
+__device__ __forceinline__ void larger_over_lanes(std::uint32_t (&top)[Count], int& pair) {
+    if constexpr (Left == 1) {
+        top[0] = larger_magnitudes(top[0], __shfl_xor_sync(0xFFFFFFFFu, top[0], Step));
+    } else {
+        const bool upper = (threadIdx.x & Step) != 0;
+        pair += upper ? 2 * Left : 0;
+#pragma unroll
+        for (int j = 0; j < Left / 2; ++j) {
+            const std::uint32_t other =
+                __shfl_xor_sync(0xFFFFFFFFu, upper ? top[j] : top[j + Left / 2], Step);
+            top[j] = larger_magnitudes(upper ? top[j + Left / 2] : top[j], other);
+        }
+    }
+    if constexpr (Step < 16) larger_over_lanes<2 * Step, (Left + 1) / 2>(top, pair);
+}
+
 // A gate item's sums, scaled: the gated product in E4M3, with a scale for the warpgroup's 64 columns. As in
 // store_item, a thread holds columns lane / 4 (+ 8) of its warp's 16 for tokens 8 j + lane % 4 * 2 (+ 1). The
 // codes of both its columns become one 16-bit number, so that one transposition of 8 x 8 brings it token 8 j
@@ -229,40 +252,41 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
     const int outs = width_of(p, item.group), piece = item.tile * Form::warpgroups + warpgroup;
     const E4m3Target& to = item.group == 0 ? p.dense_hidden_layer : p.hidden_layer;
     auto& largest = s.largest[warpgroup];
+    std::uint32_t
+        both[Tokens / 4];  // of tokens 8 j + lane % 4 * 2 (+ 1), at 2 j and, of columns + 8, 2 j + 1
 #pragma unroll
-    for (int i = 0; i < Tokens / 2; ++i)
-        gate[i] = rounded<bf16>(rounded<bf16>(gelu(rounded<bf16>(gate[i]))) * rounded<bf16>(up[i]));
+    for (int i = 0; i < Tokens / 4; ++i)
+        both[i] = gated_pair(gate[2 * i], gate[2 * i + 1], up[2 * i], up[2 * i + 1]);
+
+    // Of the warp's 16 columns.
+    std::uint32_t top[Tokens / 8];
+    int pair = lane % 4;  // of tokens
 #pragma unroll
-    for (int j = 0; j < Tokens / 8; ++j) {
-        float top[2];
+    for (int j = 0; j < Tokens / 8; ++j) top[j] = larger_magnitudes(both[2 * j], both[2 * j + 1]);
+    larger_over_lanes<4, Tokens / 8>(top, pair);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            top[c] = larger_magnitude(larger_magnitude(0, gate[4 * j + c]), gate[4 * j + 2 + c]);
+    for (int j = 0; j < (Tokens + 63) / 64; ++j) largest[warp][pair + 4 * j] = top[j];
+    warpgroup_barrier(warpgroup);
+    // A thread for a token.
+    if (const int token = static_cast<int>(threadIdx.x) % 128; token < Tokens) {
+        std::uint32_t all = largest[0][token / 2];
 #pragma unroll
-            for (int step = 4; step < 32; step *= 2)
-                top[c] = fmaxf(top[c], __shfl_xor_sync(0xFFFFFFFFu, top[c], step));
-        }
-        if (lane < 4)
-            *reinterpret_cast<float2*>(&largest[warp][8 * j + 2 * lane]) = make_float2(top[0], top[1]);
+        for (int w = 1; w < 4; ++w) all = larger_magnitudes(all, largest[w][token / 2]);
+        const float scale = e4m3_scale(token % 2 == 0 ? lower_half(all) : upper_half(all));
+        s.inverse[warpgroup][token] = 1.0f / scale;
+        if (token < item.tokens) to.scales[(item.first + token) * hidden_scales(outs) + piece] = scale;
     }
-    // What was read here is not written again before the barrier that ends the item (multiply_items).
+    // What is read from here on, and was read before, is not written again before the barrier that ends the
+    // item (multiply_items).
     warpgroup_barrier(warpgroup);
 #pragma unroll
     for (int j = 0; j < Tokens / 8; ++j) {
-        float inverse[2];
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int token = 8 * j + lane % 4 * 2 + c;
-            const float scale = e4m3_scale(fmaxf(fmaxf(largest[0][token], largest[1][token]),
-                                                 fmaxf(largest[2][token], largest[3][token])));
-            inverse[c] = 1.0f / scale;
-            if (warp == 0 && lane < 4 && token < item.tokens)
-                to.scales[(item.first + token) * hidden_scales(outs) + piece] = scale;
-        }
-        const std::uint32_t both =
-            transpose8(e4m3_pair(gate[4 * j] * inverse[0], gate[4 * j + 2] * inverse[0]) |
-                       e4m3_pair(gate[4 * j + 1] * inverse[1], gate[4 * j + 3] * inverse[1]) << 16);
-        const std::uint32_t codes = __byte_perm(both, 0, 0x3120);
+        const float2 inverse = *reinterpret_cast<const float2*>(&s.inverse[warpgroup][8 * j + lane % 4 * 2]);
+        const std::uint32_t low = both[2 * j], high = both[2 * j + 1];
+        const std::uint32_t mixed =
+            transpose8(e4m3_pair(lower_half(low) * inverse.x, lower_half(high) * inverse.x) |
+                       e4m3_pair(upper_half(low) * inverse.y, upper_half(high) * inverse.y) << 16);
+        const std::uint32_t codes = __byte_perm(mixed, 0, 0x3120);
         const int token = 8 * j + lane / 4;
         if (token < item.tokens) {
             std::uint8_t* at = to.codes + static_cast<std::int64_t>(item.first + token) * outs +
@@ -273,27 +297,40 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
     }
 }
 
-// One stage of a warpgroup's two boxes. factor(h, i): what 64 columns of half h of token 8 (i / 2) + lane % 4
-// * 2 + i % 2 count for. While the sums of one box's 64 columns are added up, the matrix unit works on the
+// One stage of a warpgroup's two boxes. While the sums of one box are added up, the matrix unit works on the
 // other box's; there are no registers for that with 128 tokens, where the other warpgroup must do.
-template <int Tokens, int Parts, class Factor>
+constexpr std::uint64_t other_box = box_bytes / 16;
+template <int Tokens, int Parts>
 __device__ __forceinline__ void multiply_stage(std::uint64_t a, std::uint64_t b,
                                                float (&part)[Parts][Tokens / 2], float (&low)[Tokens / 2],
-                                               float (&high)[Tokens / 2], Factor factor) {
-    constexpr std::uint64_t other_box = box_bytes / 16;
+                                               float (&high)[Tokens / 2]) {
+    const auto one = [](int) { return 1.0f; };
+    multiply_columns<Tokens, 4>(part[0], a, b);
+    if (Parts == 2) multiply_columns<Tokens, 4>(part[Parts - 1], a + other_box, b);
+    add_columns<Parts - 1, Tokens>(low, part[0], one);
+    if (Parts == 1) multiply_columns<Tokens, 4>(part[0], a + other_box, b);
+    add_columns<0, Tokens>(high, part[Parts - 1], one);
+}
+
+// The same in halves of 64 columns. factor(h, i): what half h of token 8 (i / 2) + lane % 4 * 2 + i % 2
+// counts for.
+template <int Tokens, int Parts, class Factor>
+__device__ __forceinline__ void multiply_halves(std::uint64_t a, std::uint64_t b,
+                                                float (&part)[Parts][Tokens / 2], float (&low)[Tokens / 2],
+                                                float (&high)[Tokens / 2], Factor factor) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (Parts == 2) {
-            if (half == 0) multiply_columns<Tokens>(part[0], a, b);
-            multiply_columns<Tokens>(part[Parts - 1], a + other_box + 4 * half, b + 4 * half);
+            if (half == 0) multiply_columns<Tokens, 2>(part[0], a, b);
+            multiply_columns<Tokens, 2>(part[Parts - 1], a + other_box + 4 * half, b + 4 * half);
             add_columns<1, Tokens>(low, part[0], [&](int i) { return factor(half, i); });
-            if (half == 0) multiply_columns<Tokens>(part[0], a + 4, b + 4);
+            if (half == 0) multiply_columns<Tokens, 2>(part[0], a + 4, b + 4);
             half == 0 ? add_columns<1, Tokens>(high, part[Parts - 1], [&](int i) { return factor(half, i); })
                       : add_columns<0, Tokens>(high, part[Parts - 1], [&](int i) { return factor(half, i); });
         } else {
-            multiply_columns<Tokens>(part[0], a + 4 * half, b + 4 * half);
+            multiply_columns<Tokens, 2>(part[0], a + 4 * half, b + 4 * half);
             add_columns<0, Tokens>(low, part[0], [&](int i) { return factor(half, i); });
-            multiply_columns<Tokens>(part[0], a + other_box + 4 * half, b + 4 * half);
+            multiply_columns<Tokens, 2>(part[0], a + other_box + 4 * half, b + 4 * half);
             add_columns<0, Tokens>(high, part[0], [&](int i) { return factor(half, i); });
         }
     }
@@ -306,6 +343,28 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const bool dense = item.group == 0;
     constexpr int parts = Tokens <= 64 ? 2 : 1;
+    // What sums are multiplied by at the end, fetched now.
+    float f[2], g[2], token_scale[(Tokens + 31) / 32] = {};
+    if (item.down) {
+        const float* scales = dense ? p.dense_down_scales
+                                    : p.down_scales + static_cast<std::int64_t>(item.group - 1) * p.hidden;
+        const int row = (item.tile * Form::warpgroups + warpgroup) * 2 * box_rows;
+        row_factors(scales, row, p.hidden, f);
+        row_factors(scales, row + box_rows, p.hidden, g);
+    } else {
+        const float* scales =
+            dense ? p.dense_gate_scales
+                  : p.gate_up_scales + static_cast<std::int64_t>(item.group - 1) * 2 * p.width;
+        const int row = (item.tile * Form::warpgroups + warpgroup) * box_rows, outs = width_of(p, item.group);
+        row_factors(scales, row, outs, f);
+        row_factors(dense ? p.dense_up_scales : scales + p.width, row, outs, g);
+#pragma unroll
+        for (int n = 0; n < (Tokens + 31) / 32; ++n) {
+            int at = item.first + min(32 * n + lane, item.tokens - 1);
+            if (!dense) at = p.row_at[at];
+            token_scale[n] = (dense ? p.dense_codes : p.codes).scales[at];
+        }
+    }
     float part[parts][Tokens / 2], low[Tokens / 2], high[Tokens / 2];
     // Zeros, so that registers of sums are taken up by one item after another.
 #pragma unroll
@@ -324,41 +383,27 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
             const float* scales = s.scales[turn.stage][lane % 4 * 2] + k / depth % 2 * 2;
             // Nobody wrote a scale for columns that there are not; their sums are zero.
             const bool both = k + box_rows < item.ins;
-            multiply_stage<Tokens>(a, b, part, low, high, [&](int half, int i) {
+            multiply_halves<Tokens>(a, b, part, low, high, [&](int half, int i) {
                 const float scale = scales[(i / 2 * 8 + i % 2) * scales_together + half];
                 return half == 0 || both ? scale : 0.0f;
             });
         } else {
-            multiply_stage<Tokens>(a, b, part, low, high, [](int, int) { return 1.0f; });
+            multiply_stage<Tokens>(a, b, part, low, high);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(&s.empty[turn.stage]);
         turn.next();
     }
-    const int expert = dense ? 0 : item.group - 1;
-    float f[2], g[2];
     if (item.down) {
-        const float* scales =
-            dense ? p.dense_down_scales : p.down_scales + static_cast<std::int64_t>(expert) * p.hidden;
-        const int row = (item.tile * Form::warpgroups + warpgroup) * 2 * box_rows;
-        row_factors(scales, row, p.hidden, f);
-        row_factors(scales, row + box_rows, p.hidden, g);
 #pragma unroll
         for (int i = 0; i < Tokens / 2; ++i) low[i] *= f[i % 4 / 2], high[i] *= g[i % 4 / 2];
         store_item<Form, Tokens>(p, item, warpgroup, low, high);
         return;
     }
-    const float* gate_scales =
-        dense ? p.dense_gate_scales : p.gate_up_scales + static_cast<std::int64_t>(expert) * 2 * p.width;
-    const int row = (item.tile * Form::warpgroups + warpgroup) * box_rows, outs = width_of(p, item.group);
-    row_factors(gate_scales, row, outs, f);
-    row_factors(dense ? p.dense_up_scales : gate_scales + p.width, row, outs, g);
-    const float* token_scales = dense ? p.dense_codes.scales : p.codes.scales;
 #pragma unroll
     for (int i = 0; i < Tokens / 4; ++i) {
-        int at = item.first + min(i / 2 * 8 + lane % 4 * 2 + i % 2, item.tokens - 1);
-        if (!dense) at = p.row_at[at];
-        const float scale = token_scales[at];
+        const int token = i / 2 * 8 + lane % 4 * 2 + i % 2;
+        const float scale = __shfl_sync(0xFFFFFFFFu, token_scale[i / 2 * 8 / 32], token % 32);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int n = i / 2 * 4 + 2 * h + i % 2;
