@@ -13,7 +13,7 @@ namespace dgemma {
 
 // Columns of a hidden layer (between the matrices of a gated MLP) that share a scale. A whole row of it is
 // never in one hand on the card, and finer scales are no less exact.
-inline constexpr std::int64_t kE4m3HiddenColumns = 64;
+inline constexpr std::int64_t kE4m3HiddenColumns = 128;
 
 // The scale of `x`: its largest magnitude / 448, so that the largest becomes the largest code; at least
 // 2^-126, so that its inverse is finite and zeros stay zeros. A NaN counts for nothing here, it becomes a NaN

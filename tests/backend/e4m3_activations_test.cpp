@@ -28,16 +28,16 @@ TEST(E4m3Activations, OnlyRowsThatMeetE4m3AreRounded) {
     EXPECT_EQ(project(true, x, WeightView::of(plain.view)), (std::vector<float>{17, 454, 8.5f, 226}));
 }
 
-TEST(E4m3Activations, HiddenLayersHaveAScaleForEvery64Columns) {
+TEST(E4m3Activations, HiddenLayersHaveAScaleForEvery128Columns) {
     // gate 8 and up u make 8 u (gelu(8) is 8); a first piece with a large number, a second one without.
-    constexpr std::int64_t hidden = 2, width = 128;
+    constexpr std::int64_t hidden = 2, width = 256;
     std::vector<float> gate(width * hidden), up(width * hidden), down(hidden * width);
     for (std::int64_t i = 0; i < width; ++i) gate[static_cast<std::size_t>(i * hidden)] = 8;
-    up[1 * hidden + 1] = 56;      // 448 in column 1
-    up[2 * hidden + 1] = 2.125;   // 17 in column 2, among the codes of scale 1
-    up[64 * hidden + 1] = 2.125;  // 17 again, the largest of its piece
-    down[2] = 1;                  // row 0: column 2
-    down[width + 64] = 1;         // row 1: column 64
+    up[1 * hidden + 1] = 56;       // 448 in column 1
+    up[2 * hidden + 1] = 2.125;    // 17 in column 2, among the codes of scale 1
+    up[128 * hidden + 1] = 2.125;  // 17 again, the largest of its piece
+    down[2] = 1;                   // row 0: column 2
+    down[width + 128] = 1;         // row 1: column 128
     const HostTensor g(gate, Dtype::f32, {width, hidden}), u(up, Dtype::f32, {width, hidden});
     const E4m3Weight d({hidden, width}, down, 1);
     const auto b = backend::make_reference_backend(backend::Precision::f32, true);

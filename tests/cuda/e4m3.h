@@ -99,8 +99,8 @@ class E4m3 : public ::testing::Test {
         return w;
     }
     // The three matrices of a gated MLP whose hidden layer is 8 times whole numbers up to 15, but for a 448
-    // among every 64 of them. Gates are 8 (and gelu(8) is 8), by the first column; the 448 are 8 * 56, by the
-    // second; the last three columns, where a row has its own 448, count for nothing.
+    // among every 128 of them. Gates are 8 (and gelu(8) is 8), by the first column; the 448 are 8 * 56, by
+    // the second; the last three columns, where a row has its own 448, count for nothing.
     struct ExactMlp {
         Floats gate, up, down;
     };
@@ -115,7 +115,9 @@ class E4m3 : public ::testing::Test {
             }
         }
         for (std::int64_t piece = 0; piece < width; piece += kE4m3HiddenColumns) {
-            const auto row = m.up.begin() + (piece + whole(0, kE4m3HiddenColumns - 1)) * hidden;
+            const std::int64_t columns = std::min(kE4m3HiddenColumns, width - piece);
+            const auto row =
+                m.up.begin() + (piece + whole(0, static_cast<std::int32_t>(columns) - 1)) * hidden;
             std::fill_n(row, hidden, 0.0f);
             row[1] = 56;
         }

@@ -34,7 +34,7 @@ struct CudaOptions {
     bool hopper_kernels = true;  // false: the kernels of compute capability 8.0 also on a newer card (tests)
     // Weights of attention's projections, the dense MLP and the experts that are stored in E4M3 (profile fp8)
     // are multiplied as such, and the activations that meet them become E4M3 with a scale per row, those of
-    // hidden layers with one for every 64 columns (base/e4m3_rows.h). Takes effect on Hopper, where
+    // hidden layers with one for every 128 columns (base/e4m3_rows.h). Takes effect on Hopper, where
     // activations are bf16; elsewhere such weights become bf16 and activations stay. An approximation: the
     // engine asks for it where the precision is mixed and experts are in E4M3, never for bf16 or f32, which
     // --exact stands for.

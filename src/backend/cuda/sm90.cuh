@@ -94,6 +94,8 @@ __device__ __forceinline__ void hold(float (&d)[Count]) {
 __device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
     asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup) : "memory");
 }
+// The same of two of them.
+__device__ __forceinline__ void both_warpgroups_barrier() { asm volatile("bar.sync 3, 256;\n" ::: "memory"); }
 // A counter of what all blocks have written: what was written before an addition, by this thread or by those
 // it met at a barrier, is seen after a load that sees the addition.
 __device__ __forceinline__ int load_acquire(const std::int32_t* counter) {

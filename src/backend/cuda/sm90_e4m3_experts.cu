@@ -6,7 +6,7 @@
 // numbers; a box that reaches beyond the end of k (704 and 2112 are no multiples of 128) is filled up with
 // zeros, as the tokens are.
 //
-// The matrix unit keeps about 14 bits of a sum, so the sums of every 64 columns are added up in registers of
+// The matrix unit keeps about 14 bits of a sum, so the sums of every 128 columns are added up in registers of
 // f32. On the way they take the scale of those columns of the token, which the tokens of down items have: a
 // warpgroup that made 64 columns of a hidden layer knows their largest number, nobody knows that of a whole
 // row.

@@ -21,7 +21,7 @@ constexpr int box_bytes = box_rows * depth;
 constexpr int early_steps =
     6;  // of weights that the second-level cache is asked for before the router is done
 constexpr int scales_together = 4;  // of a token, that are copied at a time: 16 bytes
-static_assert(kE4m3HiddenColumns == box_rows && depth == 2 * box_rows);
+static_assert(kE4m3HiddenColumns == depth && depth == 2 * box_rows);
 
 struct Problem : ItemsProblem {
     CUtensorMap gate_up, down;                     // of all experts
@@ -40,7 +40,7 @@ struct __align__(1024) Ring {
     float scales[stages][Form::most_tokens][scales_together];
     // Of a hidden layer: the largest magnitudes of a warp's 16 columns, two tokens a word, and what numbers
     // are multiplied by to become codes.
-    std::uint32_t largest[Form::warpgroups][4][Form::most_tokens / 2];
+    std::uint32_t largest[4 * Form::warpgroups][Form::most_tokens / 2];
     float inverse[Form::warpgroups][Form::most_tokens];
     std::uint64_t full[stages], empty[stages];
     ItemTables items;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void copy_code_stages(Ring<Form>& s, Turn<Ring<Form>:
 #pragma unroll
         for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside);
         if (scales != nullptr && t < 8 * Rows) {
-            const float* those = scales + k / (scales_together * box_rows) * scales_together;
+            const float* those = scales + k / (scales_together * depth) * scales_together;
             copy16_async(shared_address(s.scales[turn.stage][t]), those, true);
             if (Rows > token_copiers / 8) {
                 copy16_async(shared_address(s.scales[turn.stage][t]) + token_copiers * scales_together * 4,
@@ -178,32 +178,30 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
     wait_copies<0>();
 }
 
-// Steps of the matrix instruction along a box, 32 columns each, a group of their own.
-template <int Tokens, int Steps>
-__device__ __forceinline__ void multiply_columns(float (&part)[Tokens / 2], std::uint64_t a,
-                                                 std::uint64_t b) {
+// The 128 columns of a box: four steps of the matrix instruction, a group of their own.
+template <int Tokens>
+__device__ __forceinline__ void multiply_box(float (&part)[Tokens / 2], std::uint64_t a, std::uint64_t b) {
     warpgroup_begin();
 #pragma unroll
-    for (int i = 0; i < Steps; ++i) WarpgroupMultiplyE4m3<Tokens>::run(part, a + 2 * i, b + 2 * i, i > 0);
+    for (int i = 0; i < depth / 32; ++i)
+        WarpgroupMultiplyE4m3<Tokens>::run(part, a + 2 * i, b + 2 * i, i > 0);
     warpgroup_commit();
 }
 
-// sum += part * the factor of each token, once all groups but the last `Left` are done. Factors are fetched
-// before that where there are registers for them.
+// sum += part * the factor of each token, once all groups but the last `Left` are done. As many factors are
+// fetched before that as there are registers for.
 template <int Left, int Tokens, class Factor>
 __device__ __forceinline__ void add_columns(float (&sum)[Tokens / 2], float (&part)[Tokens / 2],
                                             Factor factor) {
-    constexpr bool early = Tokens <= 64;
-    float factors[early ? Tokens / 4 : 1];
-    if (early) {
+    constexpr int early = Tokens <= 64 ? Tokens / 4 : 4;
+    float factors[early];
 #pragma unroll
-        for (int i = 0; i < Tokens / 4; ++i) factors[early ? i : 0] = factor(i);
-    }
+    for (int i = 0; i < early; ++i) factors[i] = factor(i);
     warpgroup_wait<Left>();
     hold(part);
 #pragma unroll
     for (int i = 0; i < Tokens / 4; ++i) {
-        const float f = early ? factors[early ? i : 0] : factor(i);
+        const float f = i < early ? factors[i % early] : factor(i);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int n = i / 2 * 4 + 2 * h + i % 2;
@@ -240,7 +238,16 @@ __device__ __forceinline__ void larger_over_lanes(std::uint32_t (&top)[Count], i
     if constexpr (Step < 16) larger_over_lanes<2 * Step, (Left + 1) / 2>(top, pair);
 }
 
-// A gate item's sums, scaled: the gated product in E4M3, with a scale for the warpgroup's 64 columns. As in
+// A barrier of the warpgroups that make a tile of a hidden layer: both, or the first alone.
+__device__ __forceinline__ void makers_barrier(int makers) {
+    if (makers == 2) {
+        both_warpgroups_barrier();
+    } else {
+        warpgroup_barrier(0);
+    }
+}
+
+// A gate item's sums, scaled: the gated product in E4M3, with a scale for the tile's 128 columns. As in
 // store_item, a thread holds columns lane / 4 (+ 8) of its warp's 16 for tokens 8 j + lane % 4 * 2 (+ 1). The
 // codes of both its columns become one 16-bit number, so that one transposition of 8 x 8 brings it token 8 j
 // + lane / 4, and there columns 2 c, 2 c + 8, 2 c + 1 and 2 c + 9, c = lane % 4.
@@ -249,9 +256,11 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
                                                    int warpgroup, float (&gate)[Tokens / 2],
                                                    const float (&up)[Tokens / 2]) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-    const int outs = width_of(p, item.group), piece = item.tile * Form::warpgroups + warpgroup;
+    const int outs = width_of(p, item.group);
+    // Both warpgroups of a tile make the columns of one scale, but for a last one that stands alone.
+    static_assert(Form::warpgroups == 2 && Form::gate_rows == kE4m3HiddenColumns);
+    const int makers = item.tile * Form::gate_rows + box_rows < outs ? 2 : 1;
     const E4m3Target& to = item.group == 0 ? p.dense_hidden_layer : p.hidden_layer;
-    auto& largest = s.largest[warpgroup];
     std::uint32_t
         both[Tokens / 4];  // of tokens 8 j + lane % 4 * 2 (+ 1), at 2 j and, of columns + 8, 2 j + 1
 #pragma unroll
@@ -265,20 +274,23 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
     for (int j = 0; j < Tokens / 8; ++j) top[j] = larger_magnitudes(both[2 * j], both[2 * j + 1]);
     larger_over_lanes<4, Tokens / 8>(top, pair);
 #pragma unroll
-    for (int j = 0; j < (Tokens + 63) / 64; ++j) largest[warp][pair + 4 * j] = top[j];
-    warpgroup_barrier(warpgroup);
-    // A thread for a token.
+    for (int j = 0; j < (Tokens + 63) / 64; ++j) s.largest[4 * warpgroup + warp][pair + 4 * j] = top[j];
+    makers_barrier(makers);
+    // A thread of each for a token.
     if (const int token = static_cast<int>(threadIdx.x) % 128; token < Tokens) {
-        std::uint32_t all = largest[0][token / 2];
+        std::uint32_t all = 0;
 #pragma unroll
-        for (int w = 1; w < 4; ++w) all = larger_magnitudes(all, largest[w][token / 2]);
+        for (int w = 0; w < 4 * Form::warpgroups; ++w) {
+            if (w < 4 * makers) all = larger_magnitudes(all, s.largest[w][token / 2]);
+        }
         const float scale = e4m3_scale(token % 2 == 0 ? lower_half(all) : upper_half(all));
         s.inverse[warpgroup][token] = 1.0f / scale;
-        if (token < item.tokens) to.scales[(item.first + token) * hidden_scales(outs) + piece] = scale;
+        if (warpgroup == 0 && token < item.tokens)
+            to.scales[(item.first + token) * hidden_scales(outs) + item.tile] = scale;
     }
-    // What is read from here on, and was read before, is not written again before the barrier that ends the
-    // item (multiply_items).
-    warpgroup_barrier(warpgroup);
+    // What was read before is free from here on; what is read from here on is not written again before the
+    // barrier that ends the item (multiply_items).
+    makers_barrier(makers);
 #pragma unroll
     for (int j = 0; j < Tokens / 8; ++j) {
         const float2 inverse = *reinterpret_cast<const float2*>(&s.inverse[warpgroup][8 * j + lane % 4 * 2]);
@@ -290,50 +302,27 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
         const int token = 8 * j + lane / 4;
         if (token < item.tokens) {
             std::uint8_t* at = to.codes + static_cast<std::int64_t>(item.first + token) * outs +
-                               piece * box_rows + warp * 16 + lane % 4 * 2;
+                               (item.tile * Form::warpgroups + warpgroup) * box_rows + warp * 16 +
+                               lane % 4 * 2;
             *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(codes);
             *reinterpret_cast<std::uint16_t*>(at + 8) = static_cast<std::uint16_t>(codes >> 16);
         }
     }
 }
 
-// One stage of a warpgroup's two boxes. While the sums of one box are added up, the matrix unit works on the
-// other box's; there are no registers for that with 128 tokens, where the other warpgroup must do.
-constexpr std::uint64_t other_box = box_bytes / 16;
-template <int Tokens, int Parts>
+// One stage of a warpgroup's two boxes. factor(i): what its 128 columns of token 8 (i / 2) + lane % 4 * 2 + i
+// % 2 count for. While the sums of one box are added up, the matrix unit works on the other box's; there are
+// no registers for that with 128 tokens, where the other warpgroup must do.
+template <int Tokens, int Parts, class Factor>
 __device__ __forceinline__ void multiply_stage(std::uint64_t a, std::uint64_t b,
                                                float (&part)[Parts][Tokens / 2], float (&low)[Tokens / 2],
-                                               float (&high)[Tokens / 2]) {
-    const auto one = [](int) { return 1.0f; };
-    multiply_columns<Tokens, 4>(part[0], a, b);
-    if (Parts == 2) multiply_columns<Tokens, 4>(part[Parts - 1], a + other_box, b);
-    add_columns<Parts - 1, Tokens>(low, part[0], one);
-    if (Parts == 1) multiply_columns<Tokens, 4>(part[0], a + other_box, b);
-    add_columns<0, Tokens>(high, part[Parts - 1], one);
-}
-
-// The same in halves of 64 columns. factor(h, i): what half h of token 8 (i / 2) + lane % 4 * 2 + i % 2
-// counts for.
-template <int Tokens, int Parts, class Factor>
-__device__ __forceinline__ void multiply_halves(std::uint64_t a, std::uint64_t b,
-                                                float (&part)[Parts][Tokens / 2], float (&low)[Tokens / 2],
-                                                float (&high)[Tokens / 2], Factor factor) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        if (Parts == 2) {
-            if (half == 0) multiply_columns<Tokens, 2>(part[0], a, b);
-            multiply_columns<Tokens, 2>(part[Parts - 1], a + other_box + 4 * half, b + 4 * half);
-            add_columns<1, Tokens>(low, part[0], [&](int i) { return factor(half, i); });
-            if (half == 0) multiply_columns<Tokens, 2>(part[0], a + 4, b + 4);
-            half == 0 ? add_columns<1, Tokens>(high, part[Parts - 1], [&](int i) { return factor(half, i); })
-                      : add_columns<0, Tokens>(high, part[Parts - 1], [&](int i) { return factor(half, i); });
-        } else {
-            multiply_columns<Tokens, 2>(part[0], a + 4 * half, b + 4 * half);
-            add_columns<0, Tokens>(low, part[0], [&](int i) { return factor(half, i); });
-            multiply_columns<Tokens, 2>(part[0], a + other_box + 4 * half, b + 4 * half);
-            add_columns<0, Tokens>(high, part[0], [&](int i) { return factor(half, i); });
-        }
-    }
+                                               float (&high)[Tokens / 2], Factor factor) {
+    constexpr std::uint64_t other_box = box_bytes / 16;
+    multiply_box<Tokens>(part[0], a, b);
+    if (Parts == 2) multiply_box<Tokens>(part[Parts - 1], a + other_box, b);
+    add_columns<Parts - 1, Tokens>(low, part[0], factor);
+    if (Parts == 1) multiply_box<Tokens>(part[0], a + other_box, b);
+    add_columns<0, Tokens>(high, part[Parts - 1], factor);
 }
 
 // The warpgroup's two boxes of an item times `Tokens` tokens.
@@ -380,15 +369,11 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
         const std::uint64_t a = tile_descriptor(s.weight[turn.stage][2 * warpgroup]);
         const std::uint64_t b = tile_descriptor(s.tokens[turn.stage]);
         if (item.down) {
-            const float* scales = s.scales[turn.stage][lane % 4 * 2] + k / depth % 2 * 2;
-            // Nobody wrote a scale for columns that there are not; their sums are zero.
-            const bool both = k + box_rows < item.ins;
-            multiply_halves<Tokens>(a, b, part, low, high, [&](int half, int i) {
-                const float scale = scales[(i / 2 * 8 + i % 2) * scales_together + half];
-                return half == 0 || both ? scale : 0.0f;
-            });
+            const float* scales = s.scales[turn.stage][lane % 4 * 2] + k / depth % scales_together;
+            multiply_stage<Tokens>(a, b, part, low, high,
+                                   [&](int i) { return scales[(i / 2 * 8 + i % 2) * scales_together]; });
         } else {
-            multiply_stage<Tokens>(a, b, part, low, high);
+            multiply_stage<Tokens>(a, b, part, low, high, [](int) { return 1.0f; });
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(&s.empty[turn.stage]);

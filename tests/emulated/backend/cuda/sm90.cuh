@@ -86,6 +86,7 @@ void hold(float (&)[Count]) {}
 inline void warpgroup_barrier(int warpgroup) {
     emulated::meet(emulated::machine.current->block->meetings[warpgroup], 128);
 }
+inline void both_warpgroups_barrier() { emulated::meet(emulated::machine.current->block->meetings[2], 256); }
 inline int load_acquire(const std::int32_t* counter) {
     emulated::yield();
     return *counter;
