@@ -139,6 +139,14 @@ __device__ __forceinline__ std::uint32_t transpose8(std::uint32_t x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
     return y;
 }
+// Four such matrices to shared memory: row r of the transposed matrix m to the 16 bytes that lane 8 m + r
+// names.
+__device__ __forceinline__ void store_transposed(std::uint32_t to, std::uint32_t a, std::uint32_t b,
+                                                 std::uint32_t c, std::uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(a),
+                 "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
 
 #endif
 

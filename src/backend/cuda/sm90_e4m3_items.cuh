@@ -42,6 +42,7 @@ struct __align__(1024) Ring {
     // are multiplied by to become codes.
     std::uint32_t largest[4 * Form::warpgroups][Form::most_tokens / 2];
     float inverse[Form::warpgroups][Form::most_tokens];
+    uint4 staged[4 * Form::warpgroups][32];  // of a warp, on the way to memory: 16 bytes of a row each
     std::uint64_t full[stages], empty[stages];
     ItemTables items;
 };
@@ -178,13 +179,15 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
     wait_copies<0>();
 }
 
-// The 128 columns of a box: four steps of the matrix instruction, a group of their own.
+// The 128 columns of a box: four steps of the matrix instruction, a group of their own. a, b: words of
+// descriptors (tile_descriptor_word).
 template <int Tokens>
-__device__ __forceinline__ void multiply_box(float (&part)[Tokens / 2], std::uint64_t a, std::uint64_t b) {
+__device__ __forceinline__ void multiply_box(float (&part)[Tokens / 2], std::uint32_t a, std::uint32_t b) {
     warpgroup_begin();
 #pragma unroll
     for (int i = 0; i < depth / 32; ++i)
-        WarpgroupMultiplyE4m3<Tokens>::run(part, a + 2 * i, b + 2 * i, i > 0);
+        WarpgroupMultiplyE4m3<Tokens>::run(part, tile_descriptor_of(a + 2 * i), tile_descriptor_of(b + 2 * i),
+                                           i > 0);
     warpgroup_commit();
 }
 
@@ -291,22 +294,58 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
     // What was read before is free from here on; what is read from here on is not written again before the
     // barrier that ends the item (multiply_items).
     makers_barrier(makers);
+    uint4* staged = s.staged[4 * warpgroup + warp];
+    const std::uint32_t place = shared_address(staged + lane);
+    std::uint8_t* codes = to.codes + static_cast<std::int64_t>(item.first + lane) * outs +
+                          (item.tile * Form::warpgroups + warpgroup) * box_rows + warp * 16;
+#pragma unroll
+    for (int j0 = 0; j0 < Tokens / 8; j0 += 4) {
+        std::uint32_t words[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const int j = j0 + n < Tokens / 8 ? j0 + n : j0;
+            const float2 inverse =
+                *reinterpret_cast<const float2*>(&s.inverse[warpgroup][8 * j + lane % 4 * 2]);
+            const std::uint32_t low = both[2 * j], high = both[2 * j + 1];
+            words[n] = e4m3_pair(lower_half(low) * inverse.x, lower_half(high) * inverse.x) |
+                       e4m3_pair(upper_half(low) * inverse.y, upper_half(high) * inverse.y) << 16;
+        }
+        store_transposed(place, words[0], words[1], words[2], words[3]);
+        __syncwarp();
+        const uint4 mixed = staged[lane];
+        __syncwarp();
+        if (8 * j0 + lane < item.tokens) {
+            *reinterpret_cast<uint4*>(codes + static_cast<std::int64_t>(8 * j0) * outs) =
+                make_uint4(__byte_perm(mixed.x, mixed.y, 0x6420), __byte_perm(mixed.z, mixed.w, 0x6420),
+                           __byte_perm(mixed.x, mixed.y, 0x7531), __byte_perm(mixed.z, mixed.w, 0x7531));
+        }
+    }
+}
+
+// A down item's sums, scaled, of tokens and columns as in store_item, a token's 32 at a time: of every eight
+// tokens four pieces of eight columns.
+template <int Tokens, class Form>
+__device__ __forceinline__ void store_outputs(const Problem& p, Ring<Form>& s, const Item& item,
+                                              int warpgroup, const float (&low)[Tokens / 2],
+                                              const float (&high)[Tokens / 2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    // Piece m of token r stands at m ^ r / 2 among its four, so that eight lanes meet all banks.
+    uint4* staged = s.staged[4 * warpgroup + warp];
+    const std::uint32_t place = shared_address(staged + lane % 8 * 4 + (lane / 8 ^ lane % 8 / 2));
+    const uint4* from = staged + lane / 4 * 4 + (lane % 4 ^ lane / 8);
+    const int column = (item.tile * Form::warpgroups + warpgroup) * 2 * box_rows + lane % 4 / 2 * box_rows +
+                       warp * 16 + lane % 2 * 8;
+    bf16* to = (item.group == 0 ? p.dense_y : p.y) +
+               static_cast<std::int64_t>(item.first + lane / 4) * p.hidden + column;
 #pragma unroll
     for (int j = 0; j < Tokens / 8; ++j) {
-        const float2 inverse = *reinterpret_cast<const float2*>(&s.inverse[warpgroup][8 * j + lane % 4 * 2]);
-        const std::uint32_t low = both[2 * j], high = both[2 * j + 1];
-        const std::uint32_t mixed =
-            transpose8(e4m3_pair(lower_half(low) * inverse.x, lower_half(high) * inverse.x) |
-                       e4m3_pair(upper_half(low) * inverse.y, upper_half(high) * inverse.y) << 16);
-        const std::uint32_t codes = __byte_perm(mixed, 0, 0x3120);
-        const int token = 8 * j + lane / 4;
-        if (token < item.tokens) {
-            std::uint8_t* at = to.codes + static_cast<std::int64_t>(item.first + token) * outs +
-                               (item.tile * Form::warpgroups + warpgroup) * box_rows + warp * 16 +
-                               lane % 4 * 2;
-            *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(codes);
-            *reinterpret_cast<std::uint16_t*>(at + 8) = static_cast<std::uint16_t>(codes >> 16);
-        }
+        store_transposed(place, pack2(low[4 * j], low[4 * j + 1]), pack2(low[4 * j + 2], low[4 * j + 3]),
+                         pack2(high[4 * j], high[4 * j + 1]), pack2(high[4 * j + 2], high[4 * j + 3]));
+        __syncwarp();
+        const uint4 piece = *from;
+        __syncwarp();
+        if (8 * j + lane / 4 < item.tokens && column < p.hidden)
+            *reinterpret_cast<uint4*>(to + static_cast<std::int64_t>(8 * j) * p.hidden) = piece;
     }
 }
 
@@ -314,10 +353,10 @@ __device__ __forceinline__ void store_hidden_layer(const Problem& p, Ring<Form>&
 // % 2 count for. While the sums of one box are added up, the matrix unit works on the other box's; there are
 // no registers for that with 128 tokens, where the other warpgroup must do.
 template <int Tokens, int Parts, class Factor>
-__device__ __forceinline__ void multiply_stage(std::uint64_t a, std::uint64_t b,
+__device__ __forceinline__ void multiply_stage(std::uint32_t a, std::uint32_t b,
                                                float (&part)[Parts][Tokens / 2], float (&low)[Tokens / 2],
                                                float (&high)[Tokens / 2], Factor factor) {
-    constexpr std::uint64_t other_box = box_bytes / 16;
+    constexpr std::uint32_t other_box = box_bytes / 16;
     multiply_box<Tokens>(part[0], a, b);
     if (Parts == 2) multiply_box<Tokens>(part[Parts - 1], a + other_box, b);
     add_columns<Parts - 1, Tokens>(low, part[0], factor);
@@ -366,8 +405,8 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
     for (int k = 0; k < item.ins; k += depth) {
         barrier_wait(&s.full[turn.stage], turn.phase);
         fence_copy_engine();  // tokens came by ordinary copies
-        const std::uint64_t a = tile_descriptor(s.weight[turn.stage][2 * warpgroup]);
-        const std::uint64_t b = tile_descriptor(s.tokens[turn.stage]);
+        const std::uint32_t a = tile_descriptor_word(shared_address(s.weight[turn.stage][2 * warpgroup]));
+        const std::uint32_t b = tile_descriptor_word(shared_address(s.tokens[turn.stage]));
         if (item.down) {
             const float* scales = s.scales[turn.stage][lane % 4 * 2] + k / depth % scales_together;
             multiply_stage<Tokens>(a, b, part, low, high,
@@ -382,7 +421,7 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
     if (item.down) {
 #pragma unroll
         for (int i = 0; i < Tokens / 2; ++i) low[i] *= f[i % 4 / 2], high[i] *= g[i % 4 / 2];
-        store_item<Form, Tokens>(p, item, warpgroup, low, high);
+        store_outputs<Tokens>(p, s, item, warpgroup, low, high);
         return;
     }
 #pragma unroll

@@ -110,6 +110,11 @@ inline std::uint64_t tile_descriptor(const void* tile, int block = 16) {
            std::uint64_t{1} << 62;
 }
 
+inline std::uint32_t tile_descriptor_word(std::uint32_t tile) { return (tile & 0x3FFFFu) >> 4 | 1u << 16; }
+inline std::uint64_t tile_descriptor_of(std::uint32_t word) {
+    return std::uint64_t{1} << 62 | std::uint64_t{1024 >> 4} << 32 | word;
+}
+
 inline std::uint32_t transpose8(std::uint32_t x) {
     std::uint32_t all[32], out = 0;
     emulated::exchange(x, all);
@@ -117,6 +122,21 @@ inline std::uint32_t transpose8(std::uint32_t x) {
     for (std::uint32_t i = 0; i < 2; ++i)
         out |= (all[4 * (lane % 4 * 2 + i) + row / 2] >> 16 * (row % 2) & 0xFFFFu) << 16 * i;
     return out;
+}
+inline void store_transposed(std::uint32_t to, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                             std::uint32_t d) {
+    if (to % 16 != 0) emulated::fail("a row of a matrix that is not aligned");
+    const std::uint32_t words[4] = {a, b, c, d}, lane = emulated::machine.current->number % 32,
+                        row = lane % 8;
+    for (std::uint32_t m = 0; m < 4; ++m) {
+        std::uint32_t all[32];
+        emulated::exchange(words[m], all);
+        if (lane / 8 != m) continue;
+        for (std::uint32_t i = 0; i < 8; ++i) {
+            const auto element = static_cast<std::uint16_t>(all[4 * i + row / 2] >> 16 * (row % 2));
+            std::memcpy(shared_pointer(to + 2 * i), &element, 2);
+        }
+    }
 }
 
 }  // namespace dgemma::backend::cuda
