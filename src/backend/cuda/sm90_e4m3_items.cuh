@@ -85,8 +85,7 @@ __device__ void copy_weights(const Problem& p, Ring<Form>& s) {
             if (lane == 0) barrier_expect(&s.full[turn.stage], all);
             __syncwarp();
             if (box.map != nullptr)
-                copy_box(s.weight[turn.stage][lane], *box.map, k / 2, box.row, &s.full[turn.stage],
-                         keep_short);
+                copy_box(s.weight[turn.stage][lane], *box.map, k / 2, box.row, &s.full[turn.stage]);
             turn.next();
         }
     });

@@ -50,9 +50,7 @@ inline void copy_box_to(std::uint32_t to, const CUtensorMap& map, int column, in
         emulated::land(barrier, map.box_rows * 128);
     });
 }
-constexpr std::uint64_t keep_short = 0;
-inline void copy_box(void* to, const CUtensorMap& map, int column, int row, std::uint64_t* barrier,
-                     std::uint64_t) {
+inline void copy_box(void* to, const CUtensorMap& map, int column, int row, std::uint64_t* barrier) {
     copy_box_to(shared_address(to), map, column, row, shared_address(barrier));
 }
 inline void prefetch_box(const CUtensorMap& map, int column, int row) {
