@@ -37,7 +37,8 @@ __device__ void load_addends(const Addends& a, const Columns& columns, int cols,
     for (float& v : x) v = rounded<T>(v);
 }
 
-template <class T>
+// Codes: some go to E4M3, too. What kernels without it do costs them no register.
+template <class T, bool Codes>
 __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
     begin_kernel();
     __shared__ float shared[4][32];
@@ -56,7 +57,7 @@ __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float
         for (int i = 0; i < 8; ++i) v[i] = h[i];
         normalise<T>(v, scale, weight, columns);
         columns.store(static_cast<T*>(to) + row, v);
-        if (codes.codes != nullptr) quantise(v, cols, columns, codes, room);
+        if (Codes && codes.codes != nullptr) quantise(v, cols, columns, codes, room);
     };
     write(p.dense_norm, p.dense, p.dense_codes, shared[2]);
     write(p.experts_norm, p.experts, p.experts_codes, shared[3]);
@@ -118,7 +119,7 @@ __device__ void add_choices(const FinishLayerPointers& p, const Columns& columns
 }
 
 // Two blocks to a multiprocessor: then one round of them has all rows of a canvas.
-template <class T, int Choices>
+template <class T, int Choices, bool Codes>
 __global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 3 : 1)
     finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
     begin_kernel();
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 3 : 1)
     if (p.next_norm == nullptr) return;
     normalise<T>(h, row_scale(h, cols, eps, shared[3]), p.next_norm, columns);
     columns.store(static_cast<T*>(p.next) + row, h);
-    if (p.next_codes.codes != nullptr) quantise(h, cols, columns, p.next_codes, shared[4]);
+    if (Codes && p.next_codes.codes != nullptr) quantise(h, cols, columns, p.next_codes, shared[4]);
 }
 
 }  // namespace
@@ -160,13 +161,16 @@ void after_attention(Context& c, Element type, const AfterAttentionPointers& p, 
                      std::int64_t cols, float eps) {
     const unsigned threads = row_threads(c, cols);
     if (threads == 0 || rows == 0) return;
-    const auto n = static_cast<unsigned>(rows);
-    if (type == Element::bf16) {
-        launch(c, "the norms after attention", after_attention_kernel<bf16>, n, threads, 0, p,
+    const auto run = [&](auto kernel) {
+        launch(c, "the norms after attention", kernel, static_cast<unsigned>(rows), threads, 0, p,
                static_cast<int>(cols), eps);
+    };
+    if (type != Element::bf16) {
+        run(after_attention_kernel<float, false>);
+    } else if (p.dense_codes.codes != nullptr || p.experts_codes.codes != nullptr) {
+        run(after_attention_kernel<bf16, true>);
     } else {
-        launch(c, "the norms after attention", after_attention_kernel<float>, n, threads, 0, p,
-               static_cast<int>(cols), eps);
+        run(after_attention_kernel<bf16, false>);
     }
 }
 
@@ -178,10 +182,13 @@ void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::i
         launch(c, "the end of a layer", kernel, static_cast<unsigned>(rows), threads, 0, p,
                static_cast<int>(cols), eps);
     };
-    if (type == Element::bf16) {
-        p.k == 8 && threads <= 352 ? run(finish_layer_kernel<bf16, 8>) : run(finish_layer_kernel<bf16, 0>);
+    const bool eight = p.k == 8 && threads <= 352;
+    if (type != Element::bf16) {
+        run(finish_layer_kernel<float, 0, false>);
+    } else if (p.next_codes.codes != nullptr) {
+        eight ? run(finish_layer_kernel<bf16, 8, true>) : run(finish_layer_kernel<bf16, 0, true>);
     } else {
-        run(finish_layer_kernel<float, 0>);
+        eight ? run(finish_layer_kernel<bf16, 8, false>) : run(finish_layer_kernel<bf16, 0, false>);
     }
 }
 
