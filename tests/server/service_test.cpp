@@ -107,6 +107,9 @@ TEST_F(LockedServiceTest, OneKnownKeyIsEnough) {
 TEST_F(ServiceTest, SaysWhichMethodsAPathTakes) {
     EXPECT_NE(ask("POST", "/health").find("\r\nAllow: GET, HEAD\r\n"), std::string::npos);
     EXPECT_NE(ask("GET", "/v1/messages").find("\r\nAllow: POST\r\n"), std::string::npos);
+    EXPECT_NE(ask("DELETE", "/v1/models").find("\r\nAllow: GET, HEAD\r\n"), std::string::npos);
+    EXPECT_NE(ask("POST", "/v1/responses/x").find("\r\nAllow: GET, HEAD, DELETE\r\n"), std::string::npos);
+    EXPECT_TRUE(ask("DELETE", "/v1/responses/x").starts_with("HTTP/1.1 404"));
     // Not to be tried again as it is.
     const std::string coded = ask("GET", "/", "", "Transfer-Encoding: gzip\r\n");
     EXPECT_TRUE(coded.starts_with("HTTP/1.1 501")) << coded;
