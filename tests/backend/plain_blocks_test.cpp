@@ -157,6 +157,53 @@ TEST_P(Blocks, Head) {
     });
 }
 
+TEST_P(Blocks, SoftEmbedding) {
+    constexpr std::int64_t vocab = 1038;
+    const std::vector<float> zt = data.floats(kMany * vocab, 2);
+    const HostTensor table(data.floats(vocab * kHidden, 0.3f), Dtype::bf16, {vocab, kHidden}, true);
+    same_in_blocks("soft embedding", [&](backend::Backend& b, std::int64_t first, std::int64_t rows) {
+        auto logits = DeviceMat::take(b.make_logits(rows, vocab));
+        b.set_logits(*logits, part(zt, vocab, first, rows));
+        const DeviceMat out(b, rows, kHidden);
+        b.soft_embed(*logits, *weight(b, table), 9.8f, out.mat);
+        return out.values();
+    });
+}
+
+// A table's columns are interleaved once for a pass; what lies at its place after the pass is read anew.
+TEST_P(Blocks, ColumnsAreKeptForOnePass) {
+    constexpr std::int64_t vocab = 64, rows = 40;
+    const std::vector<float> zt = data.floats(rows * vocab, 2);
+    std::vector<std::uint16_t> table(static_cast<std::size_t>(vocab * kHidden));
+    const auto fill = [&] {
+        const std::vector<float> values = data.floats(vocab * kHidden);
+        for (std::size_t i = 0; i < table.size(); ++i) table[i] = f32_to_bf16(values[i]);
+    };
+    const auto embedded = [&](backend::Backend& b) {
+        const auto w = DeviceMat::take(
+            b.prepare({reinterpret_cast<const std::byte*>(table.data()), Dtype::bf16, {vocab, kHidden}}));
+        auto logits = DeviceMat::take(b.make_logits(rows, vocab));
+        b.set_logits(*logits, zt);
+        const DeviceMat out(b, rows, kHidden);
+        b.soft_embed(*logits, *w, 1.0f, out.mat);
+        return out.values();
+    };
+    for (const bool passes : {false, true}) {
+        for (int round = 0; round < 2; ++round) {
+            fill();
+            if (passes) {
+                EXPECT_TRUE(plain->begin_pass({.rows = rows, .numbers = {}, .segments = {}, .canvases = {}}));
+            }
+            const std::vector<float> first = embedded(*plain);
+            expect_same_bits(first, embedded(*plain), "again");
+            EXPECT_LE(relative_error(first, embedded(*reference)), bound());
+            if (passes) {
+                EXPECT_TRUE(plain->end_pass());
+            }
+        }
+    }
+}
+
 // Fused operations against those they stand for, with keys that are values too and with values of their own.
 TEST_P(Blocks, AttentionInputsAreProjectionsAndNorms) {
     constexpr std::int64_t d = 16, heads = 12, kv = 2;  // more heads than are normed at a time
@@ -294,6 +341,11 @@ TEST(BlocksAreTaken, FromSomeRowsOnForWeightsThatFit) {
     EXPECT_FALSE(taken(mixed, 31, fits));
     EXPECT_TRUE(taken(mixed, 32, fits));
     EXPECT_FALSE(taken(mixed, 4096, too_large));
+    EXPECT_FALSE(mixed.in_blocks_of_columns(31, fits));
+    EXPECT_TRUE(mixed.in_blocks_of_columns(32, of({8192, 256})));
+    EXPECT_FALSE(mixed.in_blocks_of_columns(32, of({8194, 256})));
+    EXPECT_FALSE(mixed.in_blocks_of_columns(32, of({8191, 256})));
+    EXPECT_FALSE(mixed.in_blocks_of_columns(32, of({8192, 250})));
     const WeightView* const both[] = {&fits, &small};
     EXPECT_FALSE(mixed.in_blocks(4096, both));
 }

@@ -38,6 +38,16 @@ class PlainBackend final : public HostBackend {
         });
     }
 
+    // Weights stay what they are within a pass; outside of one they may be others at the same place.
+    Status begin_pass(const PassInputs& inputs) override {
+        m_.products.keep_columns(true);
+        return HostBackend::begin_pass(inputs);
+    }
+    Result<std::span<const std::int32_t>> end_pass() override {
+        m_.products.keep_columns(false);
+        return HostBackend::end_pass();
+    }
+
     bool set_soft_cutoff(float nats) override {
         soft_cutoff_ = nats;
         return true;

@@ -112,6 +112,26 @@ void soft_embed_whole(PlainMachine& m, HostLogits& logits, const WeightView& tab
         if (own == 0) own = m.kernels.sum_exp(logits.zt(r), vocab, top[static_cast<std::size_t>(i)]);
     });
     const bool all = n == out.rows;
+    if (all && m.products.in_blocks_of_columns(n, table)) {
+        m.products.note_columns(table, n);
+        const std::uint32_t* tiles = m.products.columns_as_tiles(table);
+        m.for_blocks(n, [&](std::int64_t first_row, std::int64_t count) {
+            float* p = thread_scratch(3, count * kHeadSlice);
+            for (std::int64_t first = 0; first < vocab; first += kHeadSlice) {
+                const std::int64_t entries = std::min(kHeadSlice, vocab - first);
+                for (std::int64_t i = 0; i < count; ++i) {
+                    const std::int64_t r = first_row + i;
+                    const auto at = static_cast<std::size_t>(r);
+                    m.kernels.softmax(logits.zt(r) + first, entries, top[at], sum[at], m.bf16,
+                                      p + i * entries);
+                }
+                const Panels& panels = m.products.pack_here(table, count, entries,
+                                                            [&](std::int64_t i) { return p + i * entries; });
+                m.products.times_tiles(panels, entries, table, tiles, first, row(out, first_row), first != 0);
+            }
+        });
+        return;
+    }
     float* to = all ? f32(out) : m.scratch[0].floats(n * out.cols);
     constexpr std::int64_t slice = 1024;
     Panels& panels = vocab % 2 == 0 ? m.products.panels_for(table) : m.exact_products.panels_for(table);

@@ -126,6 +126,44 @@ void Products::note_work(const WeightView& weight, std::int64_t rows) {
     note_work(operand_for(weight), rows, rows_of(weight), cols_of(weight));
 }
 
+bool Products::in_blocks_of_columns(std::int64_t rows, const WeightView& table) const {
+    return operand_for(table) == Operand::bf16 && table.layout == Layout::rows && rows_of(table) % 2 == 0 &&
+           cols_of(table) % kTileRows == 0 && rows >= kFewestBlockRows * pool_.threads() &&
+           table.elements() * 2 <= kMostTileBytes;
+}
+
+const std::uint32_t* Products::columns_as_tiles(const WeightView& table) {
+    const std::int64_t pairs = rows_of(table) / 2, cols = cols_of(table);
+    auto* to = reinterpret_cast<std::uint32_t*>(columns_.floats(pairs * cols));
+    if (columns_of_ == table.codes) return to;
+    columns_of_ = keeps_columns_ ? table.codes : nullptr;
+    pool_.parallel_for(pairs, 32, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = 0; t < cols / kTileRows; ++t) {
+            kernels_.dots->interleave_columns(table.codes + (2 * begin * cols + t * kTileRows) * 2, cols,
+                                              end - begin, to + (t * pairs + begin) * kTileRows);
+        }
+    });
+    return to;
+}
+
+void Products::note_columns(const WeightView& table, std::int64_t rows) {
+    note_work(Operand::bf16, rows, cols_of(table), rows_of(table));
+}
+
+void Products::times_tiles(const Panels& p, std::int64_t count, const WeightView& table,
+                           const std::uint32_t* tiles, std::int64_t first, float* out, bool add) const {
+    const std::int64_t cols = cols_of(table);
+    for (std::int64_t column = 0; column < cols; column += kTileRows) {
+        const std::uint32_t* tile =
+            tiles + (column / kTileRows * (rows_of(table) / 2) + first / 2) * kTileRows;
+        for (std::int64_t panel = 0; panel < p.panels(); ++panel) {
+            const std::int64_t row = p.first_row(panel);
+            kernels_.dots->bf16(static_cast<int>(p.first_row(panel + 1) - row), count / 2, p.pairs(panel),
+                                tile, out + row * cols + column, cols, add);
+        }
+    }
+}
+
 bool Products::in_blocks(std::int64_t rows, std::span<const WeightView* const> weights) const {
     std::int64_t bytes = 0;
     for (const WeightView* w : weights) {
@@ -279,9 +317,10 @@ void Products::times_rows(const Panels& p, std::int64_t count, const WeightView&
     const bool dots = p.operand() == Operand::bf16;
     note_work(p.operand(), p.first_row(p.panels()), cols, count);
     const std::int64_t width = dots ? kTileRows : std::int64_t{kernels_.plain->cols};
-    const std::int64_t group =
-        dots ? 8 : 1;  // tiles that a thread takes together: a longer piece of each row
-    pool_.parallel_for((cols + width - 1) / width, group, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t all = (cols + width - 1) / width;
+    // Tiles that a thread takes together: a longer piece of each row.
+    const std::int64_t group = dots ? std::clamp<std::int64_t>(all / pool_.threads(), 1, 8) : 1;
+    pool_.parallel_for(all, group, [&](std::int64_t begin, std::int64_t end) {
         float* tiles = thread_scratch(1, count * width * (end - begin));
         const std::int64_t tile_words = dots ? count / 2 * width : count * width;
         if (dots && end * width <= cols) {

@@ -121,9 +121,14 @@ class Products {
     // thread, which its next call takes back.
     template <class Source>
     const Panels& pack_here(const WeightView& weight, std::int64_t rows, Source source) const {
+        return pack_here(weight, rows, weight.shape.back(), source);
+    }
+    // The same for what is k long and multiplied with columns of a table.
+    template <class Source>
+    const Panels& pack_here(const WeightView& table, std::int64_t rows, std::int64_t k, Source source) const {
         Panels& panels = thread_panels();
-        panels.become(kernels_, operand_for(weight));
-        panels.pack_here(rows, weight.shape.back(), source);
+        panels.become(kernels_, operand_for(table));
+        panels.pack_here(rows, k, source);
         return panels;
     }
 
@@ -142,6 +147,23 @@ class Products {
     void times_rows(const Panels& p, std::int64_t count, const WeightView& table, std::int64_t first,
                     float* out, bool add);
 
+    // The same for blocks of rows. Whether a table [*, cols] is multiplied with rows of probabilities in
+    // blocks, as in_blocks says it of weights.
+    [[nodiscard]] bool in_blocks_of_columns(std::int64_t rows, const WeightView& table) const;
+    // Such a table's columns as tiles [cols / 32][rows / 2][32][2], interleaved by all threads; valid until
+    // other columns are asked for.
+    const std::uint32_t* columns_as_tiles(const WeightView& table);
+    // Whether columns interleaved from now on serve the calls that follow too: once for all canvases of a
+    // pass.
+    void keep_columns(bool keep) {
+        keeps_columns_ = keep;
+        columns_of_ = nullptr;
+    }
+    // out [rows, cols] (+)= p T on this thread; p: bf16 panels.
+    void times_tiles(const Panels& p, std::int64_t count, const WeightView& table, const std::uint32_t* tiles,
+                     std::int64_t first, float* out, bool add) const;
+    void note_columns(const WeightView& table, std::int64_t rows);
+
     // Multiply-adds since the last call, by kind.
     std::array<double, kArithmetics> take_work() { return std::exchange(work_, {}); }
 
@@ -155,7 +177,9 @@ class Products {
     KernelTables kernels_;
     ThreadPool& pool_;
     std::deque<Panels> panels_;
-    Scratch tiles_;
+    Scratch tiles_, columns_;
+    const std::byte* columns_of_ = nullptr;  // the table whose columns are kept there
+    bool keeps_columns_ = false;
     std::vector<WeightView> tiled_;
     std::array<double, kArithmetics> work_{};
 };
