@@ -138,6 +138,51 @@ TEST_P(Attention, AgreesWithTheOracleAndDoesNotDependOnCuts) {
     }
 }
 
+// The more rows a call has, the more of them share a block of keys; a canvas among others gets the bits it
+// gets alone.
+TEST_P(Attention, ACanvasDoesNotSeeItsNeighbours) {
+    const auto plain = backend::make_plain_backend(GetParam().precision, 2, GetParam().isa);
+    constexpr std::int64_t rows = 130, canvases = 9, heads = 4, kv_heads = 2, d = 32;
+    RandomData data{37};
+    const std::vector<float> q = data.floats(rows * heads * d, 0.4f), k = data.floats(rows * kv_heads * d),
+                             v = data.floats(rows * kv_heads * d);
+    const auto attended = [&](std::int64_t count, Dtype type) {
+        const auto repeated = [&](const std::vector<float>& x) {
+            std::vector<float> all;
+            for (std::int64_t i = 0; i < count; ++i) all.insert(all.end(), x.begin(), x.end());
+            return all;
+        };
+        backend::Backend& b = *plain;
+        const std::int64_t n = count * rows;
+        const DeviceMat queries(b, n, heads * d, repeated(q)), keys(b, n, kv_heads * d, repeated(k)),
+            values(b, n, kv_heads * d, repeated(v)), out(b, n, heads * d);
+        std::vector<backend::AttentionSegment> segments;
+        for (std::int64_t i = 0; i < count; ++i)
+            segments.push_back({i * rows, rows, {{}, {}, backend::page_tokens, type}, 0});
+        const std::vector<std::int32_t> begin(static_cast<std::size_t>(n), 0),
+            end(static_cast<std::size_t>(n), static_cast<std::int32_t>(rows));
+        b.attention({.q = queries.mat,
+                     .k = keys.mat,
+                     .v = values.mat,
+                     .segments = segments,
+                     .key_begin = begin,
+                     .key_end = end,
+                     .heads = heads,
+                     .kv_heads = kv_heads,
+                     .head_dim = d,
+                     .out = out.mat});
+        return out.values();
+    };
+    for (const Dtype type : {Dtype::f32, Dtype::bf16}) {
+        const std::vector<float> alone = attended(1, type), all = attended(canvases, type);
+        for (std::int64_t i = 0; i < canvases; ++i) {
+            EXPECT_EQ(
+                std::memcmp(alone.data(), all.data() + i * rows * heads * d, alone.size() * sizeof(float)), 0)
+                << name_of(type) << " " << i;
+        }
+    }
+}
+
 std::vector<Kind> kinds() {
     std::vector<Kind> kinds;
     for (const std::string_view isa : backend::available_isas()) {
