@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
+
 namespace dgemma::server {
 
 using Type = Value::Type;
@@ -117,7 +119,7 @@ void read_effort(Fields& fields, std::string_view name, GenerationRequest& out, 
         return complaint.refuse(
             fields.path_of(name),
             fmt::format("{} must be none, minimal, low, medium, high, xhigh or max, not {}.",
-                        fields.path_of(name), text::json_quoted(effort->substr(0, 60))));
+                        fields.path_of(name), quote(*effort)));
     }
     if (!out.chat.enable_thinking) out.chat.enable_thinking = *effort != "none";
 }

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "text/messages.h"
 #include "text/tool_call.h"
 
@@ -75,7 +76,7 @@ void check_results(const Value& messages, const GenerationRequest& request, Comp
         const std::string_view id = text_at(message, "tool_call_id");
         const auto found = open.find(id);
         std::string field = fmt::format("{}.{}", place_of(request, i), id_field(request.api));
-        const std::string shown = text::json_quoted(id.substr(0, 60));
+        const std::string shown = quote(id);
         if (found == open.end()) {
             std::string said = fmt::format(
                 "{} is {}, and the assistant message before it makes no such call; "
@@ -106,9 +107,9 @@ void check_names(const Value& tools, const GenerationRequest& request, Complaint
                 ? fmt::format(
                       "{} is {}, which no call can say; choose a name without braces, "
                       "and without spaces around it.",
-                      field, text::json_quoted(name.substr(0, 60)))
+                      field, quote(name))
                 : fmt::format("{} is {}, and so is the name of tools[{}]; give each tool a name of its own.",
-                              field, text::json_quoted(name.substr(0, 60)), first->second);
+                              field, quote(name), first->second);
         return complaint.refuse(std::move(field), std::move(message));
     }
 }
@@ -201,8 +202,8 @@ void choose_tool(std::string_view field, std::string_view kind, std::string_view
             return;
         }
     }
-    complaint.refuse(std::string(field), fmt::format("{} is the tool {}, which tools does not declare.",
-                                                     field, text::json_quoted(name.substr(0, 60))));
+    complaint.refuse(std::string(field),
+                     fmt::format("{} is the tool {}, which tools does not declare.", field, quote(name)));
 }
 
 }  // namespace dgemma::server

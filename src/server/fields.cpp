@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
+
 namespace dgemma::server {
 
 using Type = Value::Type;
@@ -194,8 +196,8 @@ void Fields::finish() {
     for (const text::Member& member : object_.as_object()) {
         if (known_.count(member.key) != 0 || member.value.is(Type::null)) continue;
         const std::string key = member.key.size() <= 60 ? member.key : "a field with a very long name";
-        complaint_.cannot(path_of(key), fmt::format("There is no field {} here; leave it out.",
-                                                    text::json_quoted(path_of(key))));
+        complaint_.cannot(path_of(key),
+                          fmt::format("There is no field {} here; leave it out.", quote(path_of(key))));
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "server/common_fields.h"
 #include "server/conversation.h"
 
@@ -29,8 +30,7 @@ void refuse_type(const Value& block, const std::string& place, std::string_view 
     }
     Fields fields(block, place + ".", complaint);
     const std::string type = fields.needed_text("type");
-    complaint.refuse(place + ".type", fmt::format("{}.type is {}; {} read here.", place,
-                                                  text::json_quoted(type.substr(0, 60)), known));
+    complaint.refuse(place + ".type", fmt::format("{}.type is {}; {} read here.", place, quote(type), known));
 }
 
 // The text of `content`, a text or a list of text blocks; complains of other kinds.
@@ -66,9 +66,9 @@ class Conversation {
         const std::string role = fields.needed_text("role");
         if (complaint_.error) return;
         if (role != "user" && role != "assistant" && role != "system") {
-            return complaint_.refuse(where + ".role",
-                                     fmt::format("{}.role must be user or assistant, not {}.", where,
-                                                 text::json_quoted(role.substr(0, 60))));
+            return complaint_.refuse(
+                where + ".role",
+                fmt::format("{}.role must be user or assistant, not {}.", where, quote(role)));
         }
         const std::string place = where + ".content";
         if (is_null(content)) return complaint_.refuse(place, place + " is missing.");
@@ -199,7 +199,7 @@ Value tools_of(const Value* given, Complaint& complaint) {
             complaint.refuse(where + ".type",
                              fmt::format("{}.type is {}, a tool of another service; only tools of your own "
                                          "are called.",
-                                         where, text::json_quoted(type.substr(0, 60))));
+                                         where, quote(type)));
         }
         const std::string name = fields.needed_name("name");
         const std::string description = fields.text("description").value_or("");
@@ -236,8 +236,7 @@ void read_tool_choice(const Value* given, GenerationRequest& out, Complaint& com
     if (type == "auto" || type == "none" || type == "any")
         return choose_tool("tool_choice", type, name, out, complaint);
     complaint.refuse("tool_choice.type",
-                     fmt::format("tool_choice.type must be auto, any, none or tool, not {}.",
-                                 text::json_quoted(type.substr(0, 60))));
+                     fmt::format("tool_choice.type must be auto, any, none or tool, not {}.", quote(type)));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "server/common_fields.h"
 #include "server/conversation.h"
 #include "text/utf8.h"
@@ -25,8 +26,7 @@ ApiError no_such_model(const ServedModels& models, std::string_view name) {
     for (const auto& model : models) names += (names.empty() ? "" : ", ") + model->name;
     return {.status = 404,
             .code = "model_not_found",
-            .message = fmt::format("There is no model {} here; there is {}.",
-                                   text::json_quoted(name.substr(0, 100)), names),
+            .message = fmt::format("There is no model {} here; there is {}.", quote(name), names),
             .field = "model"};
 }
 

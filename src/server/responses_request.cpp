@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "server/common_fields.h"
 #include "server/conversation.h"
 #include "server/sealed_thought.h"
@@ -37,7 +38,7 @@ class Conversation {
         }
         complaint_.refuse(where + ".type", fmt::format("{}.type is {}; message, reasoning, function_call and "
                                                        "function_call_output are read.",
-                                                       where, text::json_quoted(type.substr(0, 60))));
+                                                       where, quote(type)));
     }
 
     void say(std::string_view role, Value content, std::string place) {
@@ -79,9 +80,9 @@ class Conversation {
         const std::string type = fields.needed_text("type");
         if (type == "input_image") return object({{"type", string("image")}});
         if (type != "input_text" && type != "output_text" && type != "text" && type != "refusal") {
-            complaint_.refuse(where + ".type",
-                              fmt::format("{}.type is {}; input_text and output_text are read.", where,
-                                          text::json_quoted(type.substr(0, 60))));
+            complaint_.refuse(
+                where + ".type",
+                fmt::format("{}.type is {}; input_text and output_text are read.", where, quote(type)));
             return {};
         }
         return object({{"type", string("text")},
@@ -95,7 +96,7 @@ class Conversation {
             role != "developer") {
             return complaint_.refuse(
                 where + ".role", fmt::format("{}.role must be user, assistant, system or developer, not {}.",
-                                             where, text::json_quoted(role.substr(0, 60))));
+                                             where, quote(role)));
         }
         const Value* content = fields.take("content");
         if (content == nullptr) return complaint_.refuse(where + ".content", where + ".content is missing.");
@@ -247,6 +248,7 @@ Value::Array items_of(const Value* input, const std::optional<std::string>& prev
                 "previous_response_id",
                 "previous_response_id names a response that is not kept here (any more); send the "
                 "whole conversation as input.");
+            complaint.error->code = "previous_response_not_found";
             return out;
         }
         out = *std::move(before);

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "text/utf8.h"
 
 namespace dgemma::server {
@@ -161,7 +162,7 @@ Status check_value(const Value& schema, const Value& value, const std::string& w
 
 Status check_name(const Value& tools, const text::ToolCall& call) {
     if (function_named(tools, call.name) != nullptr) return {};
-    return wrong(fmt::format("there is no tool {}", text::json_quoted(call.name.substr(0, 100))));
+    return wrong(fmt::format("there is no tool {}", quote(call.name)));
 }
 
 Status check_call(const Value& tools, const text::ToolCall& call) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "server/read_request.h"
+#include "text/utf8.h"
 
 namespace dgemma::server {
 namespace {
@@ -253,6 +254,37 @@ TEST(AllRequests, NameTheFieldThatIsWrongHoweverDeep) {
         EXPECT_EQ(wrong.field(), field) << body;
         EXPECT_NE(wrong.error.value_or(ApiError{}).message.find(field), std::string::npos) << body;
     }
+}
+
+// A word of the client's that is cut to be shown is not cut within a character.
+TEST(WrongRequests, AreToldInValidText) {
+    for (std::size_t before = 0; before < 8; ++before) {
+        std::string word(before, 'a');
+        for (int i = 0; i < 100; ++i) word += "\u20ac";
+        const std::string message = R"({"role":")" + word + R"(","content":"x"})";
+        const std::string part = R"({"role":"user","content":[{"type":")" + word + R"("}]})";
+        for (
+            const Read& wrong :
+            {read(Api::responses, R"({"input":[)" + message + "]}"),
+             read(Api::responses, R"({"input":[)" + part + "]}"),
+             read(Api::responses, R"({"input":[{"type":")" + word + R"("}]})"),
+             read(Api::messages, R"({"max_tokens":9,"messages":[)" + message + "]}"),
+             read(Api::messages, R"({"max_tokens":9,"messages":[)" + part + "]}"),
+             chat(R"("reasoning_effort":")" + word + "\""),
+             chat(
+                 R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":")" +
+                 word + R"("}})")}) {
+            ASSERT_TRUE(wrong.error);
+            EXPECT_TRUE(text::is_valid_utf8(wrong.error->message)) << wrong.error->message;
+            EXPECT_LT(wrong.error->message.size(), 500u);
+        }
+    }
+}
+
+TEST(ResponsesRequest, SaysThatThePreviousOneIsGone) {
+    const Read gone = read(Api::responses, R"({"input":"x","previous_response_id":"resp_1"})");
+    EXPECT_EQ(gone.field(), "previous_response_id");
+    EXPECT_EQ(gone.error->code, "previous_response_not_found");
 }
 
 }  // namespace
