@@ -3,41 +3,51 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
+
+#include "base/quote.h"
+#include "server/routes.h"
 
 namespace dgemma::server {
 
 namespace {
 
-constexpr std::string_view input_items = "/input_items";
-
 // The value of `name` in a query; nothing where it is not there.
-std::optional<std::string_view> asked(std::string_view query, std::string_view name) {
+std::optional<std::string> asked(std::string_view query, std::string_view name) {
     while (!query.empty()) {
         const std::size_t end = std::min(query.find('&'), query.size());
         const std::string_view part = query.substr(0, end);
         query.remove_prefix(std::min(end + 1, query.size()));
         const std::size_t equals = std::min(part.find('='), part.size());
-        if (part.substr(0, equals) == name) return part.substr(std::min(equals + 1, part.size()));
+        if (percent_decoded(part.substr(0, equals)) == name)
+            return percent_decoded(part.substr(std::min(equals + 1, part.size())));
     }
     return std::nullopt;
 }
 
-// An item of the input as clients list it: with an id and a type, its content a list.
-Value listed(const Value& item, std::string_view response_id, std::size_t number) {
+// An item of the input as clients list it: with an id, a type and a status, its content a list. Ids are those
+// of no other item, or a client that goes from page to page would never come to the end. number: of the item.
+Value listed(const Value& item, std::string_view response_id, std::size_t number,
+             std::set<std::string>& ids) {
     Value out = item;
     if (text_at(out, "type").empty()) out.set("type", string("message"));
-    if (text_at(out, "id").empty())
+    const std::string type(text_at(out, "type"));
+    if (std::string id(text_at(out, "id")); id.empty() || !ids.insert(std::move(id)).second) {
+        const std::string_view kind = type == "message" ? "msg" : type == "reasoning" ? "rs" : "fc";
+        // Of the response's own items, which have its name and their number, too, this is none.
         out.set("id",
                 string(fmt::format(
-                    "msg_{}_{}", response_id.substr(std::min(response_id.find('_') + 1, response_id.size())),
-                    number)));
-    const Value* content = out.find("content");
-    if (is(content, Value::Type::string)) {
-        const bool own = text_at(out, "role") == "assistant";
-        out.set("content",
-                one_of(object({{"type", string(own ? "output_text" : "input_text")}, {"text", *content}})));
+                    "{}_{}_in{}", kind,
+                    response_id.substr(std::min(response_id.find('_') + 1, response_id.size())), number)));
+    }
+    if (type != "reasoning" && text_at(out, "status").empty()) out.set("status", string("completed"));
+    if (const Value* content = out.find("content"); type == "message" && is(content, Value::Type::string)) {
+        Value part = object({{"type", string("input_text")}, {"text", *content}});
+        if (text_at(out, "role") == "assistant")
+            part = object({{"type", string("output_text")}, {"text", *content}, {"annotations", list()}});
+        out.set("content", one_of(std::move(part)));
     }
     return out;
 }
@@ -53,10 +63,11 @@ std::variant<std::string, ApiError> input_items_json(const Value::Array& input, 
         if (problem != std::errc() || end != given->data() + given->size() || limit < 1 || limit > 100)
             return wrong("limit", "limit must be a whole number from 1 to 100.");
     }
-    const std::string_view order = asked(query, "order").value_or("desc");
+    const std::string order = asked(query, "order").value_or("desc");
     if (order != "asc" && order != "desc") return wrong("order", "order must be asc or desc.");
     Value::Array items;
-    for (std::size_t i = 0; i < input.size(); ++i) items.push_back(listed(input[i], id, i));
+    std::set<std::string> ids;
+    for (std::size_t i = 0; i < input.size(); ++i) items.push_back(listed(input[i], id, i, ids));
     if (order == "desc") std::reverse(items.begin(), items.end());
     if (const auto after = asked(query, "after")) {
         const auto found = std::find_if(items.begin(), items.end(),
@@ -79,14 +90,10 @@ std::variant<std::string, ApiError> input_items_json(const Value::Array& input, 
 
 std::variant<std::string, ApiError> kept_response_json(std::string_view method, std::string_view below,
                                                        std::string_view query, ResponseStore& store) {
-    const bool items = below.ends_with(input_items);
-    const std::string id(items ? below.substr(0, below.size() - input_items.size()) : below);
+    const std::size_t slash = std::min(below.find('/'), below.size());
+    const bool items = slash < below.size();
+    const std::string id = percent_decoded(below.substr(0, slash));
     if (method == "DELETE") {
-        if (items) {
-            return ApiError{.status = 405,
-                            .code = "method_not_allowed",
-                            .message = "Input items go with their response: DELETE /v1/responses/ID."};
-        }
         if (store.forget(id))
             return text::to_json(
                 object({{"id", string(id)}, {"object", string("response")}, {"deleted", boolean(true)}}));
@@ -104,7 +111,7 @@ std::variant<std::string, ApiError> kept_response_json(std::string_view method, 
                     .message = fmt::format(
                         "There is no response {} here, or not any more; those with store false are not "
                         "kept, and the least recently used are forgotten.",
-                        text::json_quoted(id.substr(0, 100)))};
+                        quote(id))};
 }
 
 }  // namespace dgemma::server

@@ -10,8 +10,8 @@
 
 namespace dgemma::server {
 
-// below: of the path, "ID" or "ID/input_items"; query: as sent, behind the question mark. -> JSON. Usable
-// from any thread.
+// method: one that the route takes; below: of the path, "ID" or "ID/input_items"; query: behind the question
+// mark; both as sent. -> JSON. Usable from any thread.
 std::variant<std::string, ApiError> kept_response_json(std::string_view method, std::string_view below,
                                                        std::string_view query, ResponseStore& store);
 

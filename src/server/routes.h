@@ -9,7 +9,7 @@
 namespace dgemma::server {
 
 struct Route {
-    std::string_view path;  // "ID" in it stands for anything
+    std::string_view path;  // "ID" in it stands for a part of a path
     std::string_view method;
     Api api;               // whose errors its errors are like
     bool deletes = false;  // takes DELETE, too
@@ -22,6 +22,8 @@ const Route* route_of(std::string_view path);
 bool takes(const Route& route, std::string_view method);
 // As the header Allow has them.
 std::string methods_of(const Route& route);
+// The text of a part of a path or of a query; what is no %XX stays as it is.
+std::string percent_decoded(std::string_view text);
 // The API that a path belongs to, whether or not there is such a path.
 Api api_of(std::string_view path);
 

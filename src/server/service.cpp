@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "base/host_memory.h"
+#include "base/quote.h"
 #include "server/kept_responses.h"
-#include "server/routes.h"
 
 namespace dgemma::server {
 
@@ -25,25 +25,6 @@ bool same(std::string_view a, std::string_view b) {
     return difference == 0;
 }
 
-std::string percent_decoded(std::string_view text) {
-    const auto digit = [](char c) {
-        return c >= '0' && c <= '9'   ? c - '0'
-               : c >= 'a' && c <= 'f' ? c - 'a' + 10
-               : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                      : -1;
-    };
-    std::string out;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 && digit(text[i + 2]) >= 0) {
-            out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
-            i += 2;
-        } else {
-            out += text[i];
-        }
-    }
-    return out;
-}
-
 std::string date_text(std::int64_t seconds) {
     const std::time_t time = seconds;
     std::tm parts{};
@@ -51,6 +32,10 @@ std::string date_text(std::int64_t seconds) {
     std::array<char, 32> out{};
     std::strftime(out.data(), out.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
     return out.data();
+}
+
+ApiError no_memory() {
+    return {.status = 500, .code = "server_error", .message = "There is not enough memory for this request."};
 }
 
 // For the clients of both makers.
@@ -172,7 +157,7 @@ std::optional<HttpResponse> Service::on_head(const HttpRequest& request) {
             "other", {.status = 404,
                       .code = "not_found",
                       .message = fmt::format("There is no path {} here; /openapi.json lists those there are.",
-                                             text::json_quoted(request.path.substr(0, 100)))});
+                                             quote(request.path))});
     }
     if (!takes(*route, request.method)) {
         HttpResponse response =
@@ -232,14 +217,12 @@ void Service::answer_get(const std::shared_ptr<HttpExchange>& exchange, const Ht
                                               {"first_id", first},
                                               {"last_id", last}}));
     } else if (request.path.starts_with(one_response)) {
-        const Route& route = *route_of(request.path);
-        auto out = kept_response_json(
-            request.method, percent_decoded(std::string_view(request.path).substr(one_response.size())),
-            request.query, store_);
-        if (const auto* error = std::get_if<ApiError>(&out))
-            return answer(exchange, route.path, route.api, *error);
-        response.body = std::get<std::string>(std::move(out));
-        return answer(exchange, route.path, std::move(response));
+        // Long inputs take a while to be read.
+        return answer_later(exchange, *route_of(request.path), [this, request] {
+            return kept_response_json(request.method,
+                                      std::string_view(request.path).substr(one_response.size()),
+                                      request.query, store_);
+        });
     } else {
         const std::string name = percent_decoded(std::string_view(request.path).substr(one_model.size()));
         const auto model = name.empty() ? nullptr : model_named(models_, name);
@@ -278,34 +261,41 @@ void Service::on_request(std::shared_ptr<HttpExchange> exchange, HttpRequest req
     if (route.api != Api::own && !counts)
         return generate(std::move(exchange), route.api, route.path, std::move(request.body));
 
-    using Answer = std::variant<std::string, ApiError>;
-    workers_.run([this, exchange, &route, counts, models = models_, lenient = options_.lenient,
-                  body = std::move(request.body)] {
-        Answer out;
+    answer_later(std::move(exchange), route,
+                 [this, &route, counts, models = models_, lenient = options_.lenient,
+                  body = std::move(request.body)]() -> Answer {
+                     if (!counts)
+                         return route.path == "/tokenize" ? tokenize_json(body, models)
+                                                          : detokenize_json(body, models);
+                     auto prepared = prepare(route.api, body, lenient, true, models, &store_);
+                     if (auto* error = std::get_if<ApiError>(&prepared)) return std::move(*error);
+                     return fmt::format(
+                         "{{{}\"input_tokens\":{}}}",
+                         route.api == Api::responses ? R"("object":"response.input_tokens",)" : "",
+                         std::get<Prepared>(prepared).prompt.ids.size());
+                 });
+}
+
+void Service::answer_later(std::shared_ptr<HttpExchange> exchange, const Route& route,
+                           std::function<Answer()> make) {
+    ++preparing_;
+    workers_.run([this, exchange = std::move(exchange), &route, make = std::move(make)] {
+        Answer out = no_memory();
         try {
-            if (counts) {
-                auto prepared = prepare(route.api, body, lenient, true, models, &store_);
-                if (auto* error = std::get_if<ApiError>(&prepared))
-                    out = std::move(*error);
-                else
-                    out =
-                        fmt::format("{{{}\"input_tokens\":{}}}",
-                                    route.api == Api::responses ? R"("object":"response.input_tokens",)" : "",
-                                    std::get<Prepared>(prepared).prompt.ids.size());
-            } else {
-                out = route.path == "/tokenize" ? tokenize_json(body, models) : detokenize_json(body, models);
-            }
-        } catch (const std::bad_alloc&) {
-            out = ApiError{.status = 500,
-                           .code = "server_error",
-                           .message = "There is not enough memory for this request."};
+            out = make();
+        } catch (const std::bad_alloc&) {  // the error that is there already
         }
         server_.post([this, exchange, &route, out = std::move(out)] {
-            if (const auto* error = std::get_if<ApiError>(&out))
-                return answer(exchange, route.path, route.api, *error);
-            answer(exchange, route.path,
-                   HttpResponse{.headers = common_headers("req_" + random_name(24)),
-                                .body = std::get<std::string>(out)});
+            --preparing_;
+            if (exchange->open()) {
+                if (const auto* error = std::get_if<ApiError>(&out))
+                    answer(exchange, route.path, route.api, *error);
+                else
+                    answer(exchange, route.path,
+                           HttpResponse{.headers = common_headers("req_" + random_name(24)),
+                                        .body = std::get<std::string>(out)});
+            }
+            stop_if_idle();
         });
     });
 }
@@ -316,10 +306,7 @@ void Service::generate(std::shared_ptr<HttpExchange> exchange, Api api, std::str
     workers_.run([this, exchange = std::move(exchange), api, route, models = models_,
                   lenient = options_.lenient, body = std::move(body)] {
         // Shared, since a function must be able to be copied.
-        auto result = std::make_shared<std::variant<Prepared, ApiError>>(
-            ApiError{.status = 500,
-                     .code = "server_error",
-                     .message = "There is not enough memory for this request."});
+        auto result = std::make_shared<std::variant<Prepared, ApiError>>(no_memory());
         try {
             *result = prepare(api, body, lenient, false, models, &store_);
         } catch (const std::bad_alloc&) {  // the error that is there already

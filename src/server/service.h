@@ -10,11 +10,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "server/http_server.h"
 #include "server/prepare.h"
 #include "server/response_store.h"
+#include "server/routes.h"
 #include "server/turn.h"
 #include "server/worker_pool.h"
 
@@ -69,6 +71,10 @@ class Service : public HttpHandler {
     [[nodiscard]] bool may_ask(const HttpRequest& request) const;
     [[nodiscard]] std::optional<ApiError> unready() const;
     void answer_get(const std::shared_ptr<HttpExchange>& exchange, const HttpRequest& request);
+    // A worker makes it.
+    using Answer = std::variant<std::string, ApiError>;
+    void answer_later(std::shared_ptr<HttpExchange> exchange, const Route& route,
+                      std::function<Answer()> make);
     void generate(std::shared_ptr<HttpExchange> exchange, Api api, std::string_view route, std::string body);
     void begin_turn(const std::shared_ptr<HttpExchange>& exchange, Api api, std::string_view route,
                     Prepared prepared);

@@ -109,7 +109,16 @@ TEST_F(ServiceTest, SaysWhichMethodsAPathTakes) {
     EXPECT_NE(ask("GET", "/v1/messages").find("\r\nAllow: POST\r\n"), std::string::npos);
     EXPECT_NE(ask("DELETE", "/v1/models").find("\r\nAllow: GET, HEAD\r\n"), std::string::npos);
     EXPECT_NE(ask("POST", "/v1/responses/x").find("\r\nAllow: GET, HEAD, DELETE\r\n"), std::string::npos);
+    EXPECT_NE(ask("DELETE", "/v1/responses/x/input_items").find("\r\nAllow: GET, HEAD\r\n"),
+              std::string::npos);
     EXPECT_TRUE(ask("DELETE", "/v1/responses/x").starts_with("HTTP/1.1 404"));
+    // Whatever is asked for, there are so many names to count under.
+    for (const char* id :
+         {"/v1/responses/a", "/v1/responses/b/input_items", "/v1/responses/c/d", "/v1/models/e"})
+        EXPECT_NE(ask("GET", id).find("HTTP/1.1 200"), 0u);
+    EXPECT_EQ(ask("GET", "/metrics").find("/v1/responses/a"), std::string::npos);
+    EXPECT_NE(ask("GET", "/metrics").find(R"(path="/v1/responses/ID/input_items",status="404"} 1)"),
+              std::string::npos);
     // Not to be tried again as it is.
     const std::string coded = ask("GET", "/", "", "Transfer-Encoding: gzip\r\n");
     EXPECT_TRUE(coded.starts_with("HTTP/1.1 501")) << coded;

@@ -76,11 +76,21 @@ test('events and replies are of the official types', async () => {
     asked, {role: 'assistant', content: [{type: 'thinking', thinking: thought, signature: ''}, block]},
     {role: 'user', content: [{type: 'tool_result', tool_use_id: block.id, content: sunny}]}]}, 'MessageEvent', (usage) => usage);
 
+  // Kept responses and their input, with items of every kind, some of them as short as they may be sent.
+  const kept = await first('/v1/responses', {tools: functions, input: [
+    {role: 'system', content: 'Be short.'}, asked, {role: 'assistant', content: 'One moment.'}, {type: 'reasoning', id: 'rs_1', summary: []},
+    {type: 'function_call', call_id: 'call_1', name: 'get_weather', arguments: '{"city":"Suva"}'},
+    {type: 'function_call_output', call_id: 'call_1', output: sunny}]});
+  const get = async (path) => (await fetch(`${s.url}/v1/responses/${path}`, {headers: {authorization: `Bearer ${s.apiKey}`}})).text();
+  note('Response', await get(kept.id));
+  note('ResponseItemList', await get(`${kept.id}/input_items`));
+
   // What is ours besides is declared, so that anything else that is too much is found.
   const head = `
 import type {ChatCompletion, ChatCompletionChunk} from 'openai/resources/chat/completions';
 import type {Completion as OpenAICompletion} from 'openai/resources/completions';
 import type {Response as OpenAIResponse, ResponseStreamEvent} from 'openai/resources/responses/responses';
+import type {ResponseItemList} from 'openai/resources/responses/input-items';
 import type {Message as AnthropicMessage, RawMessageStreamEvent} from '@anthropic-ai/sdk/resources/messages';
 type Ours = {diffusion?: unknown};
 type Thought = {reasoning_content?: string};
