@@ -287,6 +287,7 @@ void Service::answer_later(std::shared_ptr<HttpExchange> exchange, const Route& 
         }
         server_.post([this, exchange, &route, out = std::move(out)] {
             --preparing_;
+            ++ended_since_;
             if (exchange->open()) {
                 if (const auto* error = std::get_if<ApiError>(&out))
                     answer(exchange, route.path, route.api, *error);

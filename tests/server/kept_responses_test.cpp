@@ -29,7 +29,7 @@ class KeptResponses : public ::testing::Test {
     }
     // The texts of the items of a list, and a plus where there are more.
     std::string texts(std::string_view query) {
-        const std::string json = ask("GET", "resp_1/input_items", query);
+        std::string json = ask("GET", "resp_1/input_items", query);
         const auto listed = text::parse_json(json, "a list");
         if (!listed || listed.value().find("data") == nullptr) return json;
         std::string out;

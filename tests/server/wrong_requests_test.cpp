@@ -65,7 +65,7 @@ TEST(ChatRequest, TakesOneResultForEachCall) {
 }
 
 TEST(AllRequests, RefuseTwoToolsOfOneName) {
-    const auto tools = [](std::string form) {
+    const auto tools = [](const std::string& form) {
         std::string out;
         for (const std::string name : {"f", "g", "f"}) {
             std::string one = form;
