@@ -218,11 +218,10 @@ void Service::answer_get(const std::shared_ptr<HttpExchange>& exchange, const Ht
                                               {"last_id", last}}));
     } else if (request.path.starts_with(one_response)) {
         // Long inputs take a while to be read.
-        return answer_later(exchange, *route_of(request.path), [this, request] {
-            return kept_response_json(request.method,
-                                      std::string_view(request.path).substr(one_response.size()),
-                                      request.query, store_);
-        });
+        return answer_later(
+            exchange, *route_of(request.path),
+            [this, method = request.method, below = request.path.substr(one_response.size()),
+             query = request.query] { return kept_response_json(method, below, query, store_); });
     } else {
         const std::string name = percent_decoded(std::string_view(request.path).substr(one_model.size()));
         const auto model = name.empty() ? nullptr : model_named(models_, name);
