@@ -102,8 +102,9 @@ void HttpParser::request_line() {
         return static_cast<unsigned char>(c) > 0x20 && static_cast<unsigned char>(c) < 0x7F;
     });
     std::string_view path = target;
-    // Proxies send the whole address.
-    if (const std::size_t scheme = path.find("://"); scheme <= 5) {
+    // Proxies send the whole address. A path with "://" in it is a path, or one that a proxy keeps for itself
+    // could be asked for behind it.
+    if (const std::size_t scheme = path.find("://"); scheme <= 5 && path.front() != '/') {
         const std::size_t slash = path.find('/', scheme + 3);
         path = slash == std::string_view::npos ? std::string_view("/") : path.substr(slash);
     }

@@ -59,6 +59,7 @@ TEST(HttpParser, KnowsWhatConnectionsAskFor) {
                     .take()
                     .expects_continue);
     EXPECT_EQ(parsed("GET http://h/path HTTP/1.1\r\nHost: h\r\n\r\n").take().path, "/path");
+    EXPECT_EQ(parsed("GET /a://h/path HTTP/1.1\r\nHost: h\r\n\r\n").take().path, "/a://h/path");
 }
 
 int status_of(std::string_view bytes, HttpParser::Limits limits = {}) {
