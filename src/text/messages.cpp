@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "text/template_value.h"
 #include "text/utf8.h"
 
@@ -47,7 +48,7 @@ Status check_part(const Value& part, const std::string& where) {
         return invalid(
             fmt::format("{} is audio, which DiffusionGemma cannot hear: send its transcript as text", where));
     return invalid(fmt::format("{}.type is {}, which is unknown: use text, image, image_url or video", where,
-                               json_quoted(name)));
+                               quote(name)));
 }
 
 Status check_parts(const Value& parts, const std::string& where) {
@@ -116,7 +117,7 @@ Result<Value> adapt_message(Value message, std::size_t index) {
     if (std::find(roles.begin(), roles.end(), role) == roles.end()) {
         return invalid(
             fmt::format("{}.role is {}, which is unknown: use system, developer, user, assistant or tool",
-                        where, json_quoted(role)));
+                        where, quote(role)));
     }
     DGEMMA_CHECK(adapt_content(message, role, where));
     for (const std::string_view key : {"reasoning", "reasoning_content", "name", "tool_call_id"})

@@ -72,6 +72,10 @@ TEST(Messages, RefusesWithOneSentence) {
     EXPECT_EQ(
         error(R"([{"role": "user", "content": [{"type": "smell"}]}])"),
         "messages[0].content[0].type is \"smell\", which is unknown: use text, image, image_url or video");
+    // However long a client's word is, the sentence stays one.
+    const std::string word(5000, 'x');
+    EXPECT_LT(error(R"([{"role": ")" + word + R"(", "content": ""}])").size(), 400u);
+    EXPECT_LT(error(R"([{"role": "user", "content": [{"type": ")" + word + R"("}]}])").size(), 400u);
     EXPECT_EQ(error(R"([{"role": "assistant", "reasoning_content": 1}])"),
               "messages[0].reasoning_content is an integer: it must be a string");
     EXPECT_EQ(error(R"([{"role": "tool", "content": [1]}])"),
