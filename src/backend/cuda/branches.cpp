@@ -93,19 +93,13 @@ void CudaBackend::e4m3_experts_unsettled(const Mat& x, const Quantised& known, c
     if (!device(gate_up).is_e4m3() || !device(down).is_e4m3()) return mixed_packings();
     const E4m3Matrix &first = device(gate_up).e4m3(), &second = device(down).e4m3();
     if (!sm90_experts_fit(first.groups, x.cols, second.ins)) return mixed_packings();
-    const std::int64_t k = routing.ids.cols, pairs = x.rows * k;
-    const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
-    const Places places = places_for(pairs, first.groups);
-    if (places.offsets == nullptr || context_->failed()) return;
-    if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, first.groups, places);
-    ordered_ids_ = nullptr;
+    const Places places = ordered_places(x, routing, first.groups);
+    if (places.offsets == nullptr) return;
     const E4m3Rows codes = e4m3_of(x, known, Scratch::e4m3_experts);
-    const E4m3Target hidden = e4m3_hidden_room(Scratch::e4m3_hidden, pairs, second.ins);
-    void* y =
-        context_->scratch(Scratch::expert_rows, static_cast<std::size_t>(pairs * x.cols) * size_of(element_));
+    const E4m3Target hidden = e4m3_hidden_room(Scratch::e4m3_hidden, places.pairs, second.ins);
+    void* y = pair_rows(Scratch::expert_rows, places, x.cols);
     sm90_e4m3_experts(*context_, codes, first, second, places, hidden, y, dense);
-    unsettled_experts_ = {out.data, y, places.place, static_cast<const float*>(routing.weights.data),
-                          x.rows,   k, x.cols};
+    leave_unsettled(x, routing, places, y, out);
 }
 
 PackedDense CudaBackend::packed_dense(const Mat& x, const Weight& gate, const Weight& up, const Weight& down,
@@ -205,24 +199,34 @@ Places CudaBackend::places_for(std::int64_t pairs, std::int64_t experts) {
     return places;
 }
 
+Places CudaBackend::ordered_places(const Mat& x, const Routing& routing, std::int64_t experts) {
+    const std::int64_t k = routing.ids.cols;
+    const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
+    const Places places = places_for(x.rows * k, experts);
+    if (places.offsets == nullptr || context_->failed()) return {};
+    if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, experts, places);
+    ordered_ids_ = nullptr;
+    return places;
+}
+
+void CudaBackend::leave_unsettled(const Mat& x, const Routing& routing, const Places& places, const void* y,
+                                  const Mat& out) {
+    unsettled_experts_ = {
+        out.data,         y,     places.place, static_cast<const float*>(routing.weights.data), x.rows,
+        routing.ids.cols, x.cols};
+}
+
 void CudaBackend::packed_experts_unsettled(const Mat& x, const Routing& routing, const Weight& gate_up,
                                            const Weight& down, const Mat& out, const PackedDense& dense) {
     const PackedMatrix &first = device(gate_up).packed(), &second = device(down).packed();
     if (first.packing != second.packing || !sm90_experts_fit(first.groups, x.cols, second.ins))
         mixed_packings();
-    const std::int64_t k = routing.ids.cols, pairs = x.rows * k;
-    const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
-    const Places places = places_for(pairs, first.groups);
-    if (places.offsets == nullptr || context_->failed()) return;
-    if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, first.groups, places);
-    ordered_ids_ = nullptr;
-    void* act = context_->scratch(Scratch::expert_hidden,
-                                  static_cast<std::size_t>(pairs * second.ins) * size_of(element_));
-    void* y =
-        context_->scratch(Scratch::expert_rows, static_cast<std::size_t>(pairs * x.cols) * size_of(element_));
+    const Places places = ordered_places(x, routing, first.groups);
+    if (places.offsets == nullptr) return;
+    void* act = pair_rows(Scratch::expert_hidden, places, second.ins);
+    void* y = pair_rows(Scratch::expert_rows, places, x.cols);
     sm90_packed_experts(*context_, x.data, first, second, places, act, y, dense);
-    unsettled_experts_ = {out.data, y, places.place, static_cast<const float*>(routing.weights.data),
-                          x.rows,   k, x.cols};
+    leave_unsettled(x, routing, places, y, out);
 }
 
 void CudaBackend::experts_unsettled(const Mat& x, const Quantised& known, const Routing& routing,
@@ -235,32 +239,25 @@ void CudaBackend::experts_unsettled(const Mat& x, const Quantised& known, const 
         return;
     }
     const DeviceMatrix &first = device(gate_up).matrix(), &second = device(down).matrix();
-    const std::int64_t k = routing.ids.cols, pairs = x.rows * k, width = second.ins, count = first.groups;
-    const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
-    const Places places = places_for(pairs, count);
+    const std::int64_t width = second.ins;
+    const Places places = ordered_places(x, routing, first.groups);
     if (places.offsets == nullptr) return;
-    if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, count, places);
-    ordered_ids_ = nullptr;
-    const auto matrix = [&](Scratch which, std::int64_t cols) {
-        return context_->scratch(which, static_cast<std::size_t>(pairs * cols) * size_of(element_));
-    };
-    void* act = matrix(Scratch::expert_hidden, width);
-    void* y = matrix(Scratch::expert_rows, x.cols);
+    void* act = pair_rows(Scratch::expert_hidden, places, width);
+    void* y = pair_rows(Scratch::expert_rows, places, x.cols);
     if (experts_on_hopper(x, first, second)) {
         sm90_experts(*context_, x.data, first, second, places, act, y, dense);
     } else {
-        const Groups groups{places.offsets, count};
-        void* sorted = matrix(Scratch::sorted_rows, x.cols);
-        void* gu = matrix(Scratch::gate, 2 * width);
-        gather_rows(*context_, element_, x.data, places.row_at, pairs, x.cols, sorted);
+        const Groups groups{places.offsets, first.groups};
+        void* sorted = pair_rows(Scratch::sorted_rows, places, x.cols);
+        void* gu = pair_rows(Scratch::gate, places, 2 * width);
+        gather_rows(*context_, element_, x.data, places.row_at, places.pairs, x.cols, sorted);
         // An expert has at most one row of each token.
         multiply(*context_, element_, sorted, x.rows, first, groups, element_, gu);
         gelu_times(*context_, element_, gu,
-                   static_cast<std::byte*>(gu) + static_cast<std::size_t>(width) * size_of(element_), pairs,
-                   width, 2 * width, act);
+                   static_cast<std::byte*>(gu) + static_cast<std::size_t>(width) * size_of(element_),
+                   places.pairs, width, 2 * width, act);
         multiply(*context_, element_, act, x.rows, second, groups, element_, y);
     }
-    unsettled_experts_ = {out.data, y, places.place, static_cast<const float*>(routing.weights.data),
-                          x.rows,   k, x.cols};
+    leave_unsettled(x, routing, places, y, out);
 }
 }  // namespace dgemma::backend::cuda

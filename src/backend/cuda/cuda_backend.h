@@ -177,6 +177,16 @@ class CudaBackend final : public Backend {
 
     // Null after a failure.
     Places places_for(std::int64_t pairs, std::int64_t experts);
+    // Where the pairs of x's rows and their choices stand, ordered now unless the choice did so; no offsets
+    // after a failure.
+    Places ordered_places(const Mat& x, const Routing& routing, std::int64_t experts);
+    // [pairs, cols]
+    void* pair_rows(Scratch which, const Places& places, std::int64_t cols) {
+        return context_->scratch(which, static_cast<std::size_t>(places.pairs * cols) * size_of(element_));
+    }
+    // The experts' rows y [pairs, x.cols], whose sums are to become `out`.
+    void leave_unsettled(const Mat& x, const Routing& routing, const Places& places, const void* y,
+                         const Mat& out);
     [[nodiscard]] bool experts_on_hopper(const Mat& x, const DeviceMatrix& gate_up,
                                          const DeviceMatrix& down) const {
         return on_hopper(x.data, gate_up) && on_hopper(x.data, down) &&

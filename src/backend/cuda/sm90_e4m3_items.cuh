@@ -8,7 +8,7 @@
 #include "backend/cuda/e4m3.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/sm90.cuh"
-#include "backend/cuda/sm90_items.cuh"
+#include "backend/cuda/sm90_boxes.cuh"
 #include "backend/cuda/sm90_wgmma_e4m3.cuh"
 #include "base/e4m3_rows.h"
 
@@ -16,17 +16,12 @@ namespace dgemma::backend::cuda {
 
 namespace {
 
-constexpr int depth = 128;  // of one stage in k
-constexpr int box_bytes = box_rows * depth;
-constexpr int early_steps =
-    6;  // of weights that the second-level cache is asked for before the router is done
+constexpr int depth = 128;          // of one stage in k
 constexpr int scales_together = 4;  // of a token, that are copied at a time: 16 bytes
-static_assert(kE4m3HiddenColumns == depth && depth == 2 * box_rows);
+static_assert(kE4m3HiddenColumns == depth && depth == 2 * box_rows && box_bytes == box_rows * depth);
 
-struct Problem : ItemsProblem {
-    CUtensorMap gate_up, down;                     // of all experts
-    CUtensorMap dense_gate, dense_up, dense_down;  // where dense_rows > 0
-    const float *gate_up_scales, *down_scales;     // of rows
+struct Problem : BoxesProblem {
+    const float *gate_up_scales, *down_scales;  // of rows
     const float *dense_gate_scales, *dense_up_scales, *dense_down_scales;
     E4m3Rows codes, dense_codes;  // of x and dense_x: [rows, hidden]
     E4m3Target hidden_layer, dense_hidden_layer;
@@ -48,60 +43,6 @@ struct __align__(1024) Ring {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// Where box `box` of a stage begins, in the items of a tile.
-struct Box {
-    const CUtensorMap* map;  // null: there is no such box
-    int row;
-};
-template <class Form>
-__device__ __forceinline__ Box box_of(const Problem& p, int group, int tile, bool down, int box) {
-    const int expert = group - 1;
-    if (down) {
-        const int row = tile * Form::down_rows + box * box_rows;
-        if (row >= p.hidden) return {nullptr, 0};
-        return group == 0 ? Box{&p.dense_down, row} : Box{&p.down, expert * p.hidden + row};
-    }
-    const int row = tile * Form::gate_rows + box / 2 * box_rows;
-    if (row >= width_of(p, group)) return {nullptr, 0};
-    if (group == 0) return {box % 2 == 0 ? &p.dense_gate : &p.dense_up, row};
-    return {&p.gate_up, expert * 2 * p.width + box % 2 * p.width + row};
-}
-
-template <class Form>
-__device__ void copy_weights(const Problem& p, Ring<Form>& s) {
-    Turn<Ring<Form>::stages> turn;
-    take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
-        const int lane = static_cast<int>(threadIdx.x);
-        const int told = tell_next_at<Form, Ring<Form>::stages>(item);
-        Box box{nullptr, 0};
-        if (lane < Form::boxes) box = box_of<Form>(p, item.group, item.tile, item.down, lane);
-        // Of whole boxes, also of one that is partly filled with zeros.
-        const int all = __popc(__ballot_sync(0xFFFFFFFFu, box.map != nullptr)) * box_bytes;
-#pragma unroll 1
-        for (int k = 0; k < item.ins; k += depth) {
-            if (k == told) tell_next();
-            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-            if (lane == 0) barrier_expect(&s.full[turn.stage], all);
-            __syncwarp();
-            if (box.map != nullptr)
-                copy_box(s.weight[turn.stage][lane], *box.map, k / 2, box.row, &s.full[turn.stage]);
-            turn.next();
-        }
-    });
-}
-
-template <class Form>
-__device__ void ask_for_weights(const Problem& p) {
-    int group = 0, tile = 0;
-    if (!likely_first_item<Form>(p, group, tile)) return;
-    for (int b = 0; b < Form::boxes; ++b) {
-        const Box box = box_of<Form>(p, group, tile, false, b);
-        if (box.map == nullptr) continue;
-        for (int step = 0; step < early_steps && step * depth < p.hidden; ++step)
-            prefetch_box(*box.map, step * depth / 2, box.row);
-    }
-}
 
 // As copy_token_stages, with codes for numbers. scales: of token t, with what lies between it and token t +
 // 64; null: none are copied.
@@ -146,12 +87,7 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
         const E4m3Target& hidden = dense ? p.dense_hidden_layer : p.hidden_layer;
         const std::uint8_t* base = item.down ? hidden.codes : dense ? p.dense_codes.codes : p.codes.codes;
         std::uint32_t at[Form::most_tokens / 8];
-#pragma unroll
-        for (int i = 0; i < Form::most_tokens / 8; ++i) {
-            int row = item.first + min(row0 + 8 * i, item.tokens - 1);
-            if (!item.down && item.group > 0) row = p.row_at[row];
-            at[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins);
-        }
+        place_tokens<Form>(p, item, row0, at);
         const float* scales = nullptr;
         std::int64_t other_scales = 0;
         if (item.down) {

@@ -5,7 +5,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
-#include "backend/cuda/sm90_items.cuh"
+#include "backend/cuda/sm90_boxes.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -18,14 +18,7 @@ using ManyRows = ItemForm<2, 128>;
 template <class Form>
 constexpr int stages_of = Form::most_tokens <= 64 ? 5 : 4;
 constexpr int box_elements = box_rows * item_depth;
-// Of weights that the second-level cache is asked for before the router is done.
-constexpr int early_steps = 6;
 constexpr int many_rows = 64;  // of an expert on average
-
-struct Problem : ItemsProblem {
-    CUtensorMap gate_up, down;                     // of all experts
-    CUtensorMap dense_gate, dense_up, dense_down;  // where dense_rows > 0
-};
 
 template <class Form>
 struct __align__(1024) Ring {
@@ -38,61 +31,9 @@ struct __align__(1024) Ring {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Where box `box` of a stage begins, in the items of a tile.
-struct Box {
-    const CUtensorMap* map;  // null: there is no such box
-    int row;
-};
-template <class Form>
-__device__ __forceinline__ Box box_of(const Problem& p, int group, int tile, bool down, int box) {
-    const int expert = group - 1;
-    if (down) {
-        const int row = tile * Form::down_rows + box * box_rows;
-        if (row >= p.hidden) return {nullptr, 0};
-        return group == 0 ? Box{&p.dense_down, row} : Box{&p.down, expert * p.hidden + row};
-    }
-    const int row = tile * Form::gate_rows + box / 2 * box_rows;
-    if (row >= width_of(p, group)) return {nullptr, 0};
-    if (group == 0) return {box % 2 == 0 ? &p.dense_gate : &p.dense_up, row};
-    return {&p.gate_up, expert * 2 * p.width + box % 2 * p.width + row};
-}
-
-template <class Form>
-__device__ void copy_weights(const Problem& p, Ring<Form>& s) {
-    Turn<Ring<Form>::stages> turn;
-    take_items<Form>(p, s.items, [&](const Item& item, auto tell_next) {
-        const int lane = static_cast<int>(threadIdx.x);
-        const int told = tell_next_at<Form, Ring<Form>::stages>(item);
-        Box box{nullptr, 0};
-        if (lane < Form::boxes) box = box_of<Form>(p, item.group, item.tile, item.down, lane);
-        const int all = __popc(__ballot_sync(0xFFFFFFFFu, box.map != nullptr)) * box_elements * 2;
-        for (int k = 0; k < item.ins; k += item_depth) {
-            if (k == told) tell_next();
-            barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
-            if (lane == 0) barrier_expect(&s.full[turn.stage], all);
-            __syncwarp();
-            if (box.map != nullptr)
-                copy_box(s.weight[turn.stage][lane], *box.map, k, box.row, &s.full[turn.stage]);
-            turn.next();
-        }
-    });
-}
-
-template <class Form>
-__device__ void ask_for_weights(const Problem& p) {
-    int group = 0, tile = 0;
-    if (!likely_first_item<Form>(p, group, tile)) return;
-    for (int b = 0; b < Form::boxes; ++b) {
-        const Box box = box_of<Form>(p, group, tile, false, b);
-        if (box.map == nullptr) continue;
-        for (int step = 0; step < early_steps && step * item_depth < p.hidden; ++step)
-            prefetch_box(*box.map, step * item_depth, box.row);
-    }
-}
-
 // The warpgroup's two boxes of an item times `Tokens` tokens.
 template <int Tokens, class Form>
-__device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item, int warpgroup,
+__device__ void multiply_item(const BoxesProblem& p, Ring<Form>& s, const Item& item, int warpgroup,
                               Turn<Ring<Form>::stages>& turn) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float low[Tokens / 2], high[Tokens / 2];
@@ -130,7 +71,8 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
 #endif
 
 template <class Form>
-__global__ void __launch_bounds__(Form::threads, 1) sm90_experts_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(Form::threads, 1)
+    sm90_experts_kernel(const __grid_constant__ BoxesProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ std::uint8_t memory[];
     using Shared = Ring<Form>;
@@ -171,7 +113,7 @@ __global__ void __launch_bounds__(Form::threads, 1) sm90_experts_kernel(const __
 }
 
 template <class Form>
-void run(Context& c, const Problem& p) {
+void run(Context& c, const BoxesProblem& p) {
     constexpr int bytes = static_cast<int>(sizeof(Ring<Form>)) + 1024;
     static_assert(bytes <= 232448);
     c.check(
@@ -190,7 +132,7 @@ bool sm90_experts_fit(std::int64_t experts, std::int64_t hidden, std::int64_t wi
 void sm90_experts(Context& c, const void* x, const DeviceMatrix& gate_up, const DeviceMatrix& down,
                   const Places& places, void* act, void* y, const DenseBeside& dense) {
     if (c.failed()) return;
-    Problem p{};
+    BoxesProblem p{};
     p.experts = static_cast<int>(gate_up.groups);
     p.hidden = static_cast<int>(gate_up.ins);
     p.width = static_cast<int>(down.ins);

@@ -222,6 +222,19 @@ __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& gr
     return group <= p.experts;
 }
 
+// Where this thread's tokens of an item begin, every eighth from row0 on, in elements; beyond the item's end
+// its last one again.
+template <class Form>
+__device__ __forceinline__ void place_tokens(const ItemsProblem& p, const Item& item, int row0,
+                                             std::uint32_t (&at)[Form::most_tokens / 8]) {
+#pragma unroll
+    for (int i = 0; i < Form::most_tokens / 8; ++i) {
+        int row = item.first + min(row0 + 8 * i, item.tokens - 1);
+        if (!item.down && item.group > 0) row = p.row_at[row];
+        at[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins);
+    }
+}
+
 // The tokens of an item to one stage after another, as `Rows` rows of eight for each thread; rows beyond the
 // item's repeat its last one. from: this thread's 16 bytes of the first column; at: how many elements on
 // those of each row stand.
@@ -263,12 +276,7 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
         const bf16* base =
             item.group == 0 ? (item.down ? p.dense_act : p.dense_x) : (item.down ? p.act : p.x);
         std::uint32_t at[Form::most_tokens / 8];
-#pragma unroll
-        for (int i = 0; i < Form::most_tokens / 8; ++i) {
-            int row = item.first + min(row0 + 8 * i, item.tokens - 1);
-            if (!item.down && item.group > 0) row = p.row_at[row];
-            at[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins);
-        }
+        place_tokens<Form>(p, item, row0, at);
         const auto copy = [&](auto rows) {
             copy_token_stages<Stages, decltype(rows)::value>(s, turn, base + piece * 8, at, item.ins,
                                                              piece * 8, offset);
