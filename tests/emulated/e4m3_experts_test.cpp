@@ -75,7 +75,8 @@ struct Case {
     std::int64_t dense_rows, dense_width;
 };
 
-void run(const Case& c, bool exact) {
+// beside: the router is done at the last moment, and the dense MLP begins without it.
+void run(const Case& c, bool exact, bool beside_router = false) {
     SCOPED_TRACE(std::to_string(c.rows) + "x" + std::to_string(c.hidden) + "x" + std::to_string(c.width) +
                  (exact ? " exact" : " random"));
     Numbers numbers(exact);
@@ -91,14 +92,21 @@ void run(const Case& c, bool exact) {
         while (static_cast<int>(chosen.size()) < c.k) chosen.insert(numbers.whole(0, c.experts - 2));
         for (const int e : chosen) rows_of[static_cast<std::size_t>(e)].push_back(r);
     }
-    Memory<std::int32_t> offsets(c.experts + 1), row_at(pairs), ready(c.experts + 2);
-    std::int32_t places = 0;
-    for (int e = 0; e < c.experts; ++e) {
-        offsets[e] = places;
-        for (const int r : rows_of[static_cast<std::size_t>(e)]) row_at[places++] = r;
-    }
-    offsets[c.experts] = places;
-    for (int i = 0; i < c.experts + 2; ++i) ready[i] = 0;
+    constexpr std::int32_t unknown = 1 << 28;
+    Memory<std::int32_t> offsets(c.experts + 1), row_at(pairs), ready(c.experts + 2), dense_ready(1);
+    for (int e = 0; e <= c.experts; ++e) offsets[e] = unknown;
+    for (std::int64_t i = 0; i < pairs; ++i) row_at[i] = unknown;
+    for (int i = 0; i < c.experts + 2; ++i) ready[i] = unknown;
+    dense_ready[0] = 0;
+    backend::cuda::previous_kernel = [&] {
+        std::int32_t places = 0;
+        for (int e = 0; e < c.experts; ++e) {
+            offsets[e] = places;
+            for (const int r : rows_of[static_cast<std::size_t>(e)]) row_at[places++] = r;
+        }
+        offsets[c.experts] = places;
+        for (int i = 0; i < c.experts + 2; ++i) ready[i] = 0;
+    };
 
     Results got(pairs, c.hidden, c.width), dense(c.dense_rows, c.hidden, c.dense_width);
     backend::cuda::E4m3Dense beside;
@@ -108,10 +116,12 @@ void run(const Case& c, bool exact) {
     }
     backend::cuda::Context context{c.blocks};
     const bool any = c.experts > 0;
-    backend::cuda::sm90_e4m3_experts(context, x.view(), any ? gate_up.matrix : backend::cuda::E4m3Matrix{},
-                                     any ? down.matrix : backend::cuda::E4m3Matrix{},
-                                     {pairs, offsets.data(), row_at.data(), ready.data()}, got.target(),
-                                     got.y.data(), beside);
+    backend::cuda::sm90_e4m3_experts(
+        context, x.view(), any ? gate_up.matrix : backend::cuda::E4m3Matrix{},
+        any ? down.matrix : backend::cuda::E4m3Matrix{},
+        {pairs, offsets.data(), row_at.data(), ready.data(), beside_router ? dense_ready.data() : nullptr,
+         beside_router ? context.kernels() : 0},
+        got.target(), got.y.data(), beside);
     for (int e = 0; e < c.experts; ++e) {
         const Mlp expert{gate_up, gate_up, down, e * 2 * c.width, e * 2 * c.width + c.width, e * c.hidden};
         for (std::int64_t at = offsets[e]; at < offsets[e + 1]; ++at) {
@@ -130,6 +140,9 @@ TEST(EmulatedSlow, E4m3ExpertsAndDense) {
     for (const bool exact : {true, false}) {
         run({1, 1, 64, 64, 3, 1, 0, 0, 64}, exact);
         run({3, 7, 192, 64, 5, 3, 1, 7, 192}, exact);
+        run({3, 7, 192, 64, 5, 3, 1, 7, 192}, exact, true);
+        run({5, 40, 128, 192, 5, 3, 1, 90, 320}, exact, true);  // fewer dense items than blocks, and more
+        run({2, 40, 128, 192, 5, 3, 1, 90, 320}, exact, true);
         run({2, 40, 128, 192, 5, 3, 1, 40, 64}, exact);
         run({4, 9, 640, 704, 4, 2, 0, 9, 128}, exact);     // k ends within a box
         run({3, 90, 320, 128, 4, 2, 1, 90, 320}, exact);   // many rows an expert: up to 128 at a time

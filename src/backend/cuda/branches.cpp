@@ -154,13 +154,15 @@ void* CudaBackend::router_input_of(const Mat& h) {
 void CudaBackend::route_now(const Mat& h, const RouterWeights& weights, const Routing& out) {
     const DeviceMatrix& proj = device(*weights.proj).matrix();
     void* a = router_input_of(h);
-    if (routed_h_ != h.data) {
+    const bool input_made = routed_h_ == h.data;
+    if (!input_made) {
         router_input(*context_, element_, h.data, device(*weights.scale).vector(), weights.input_scale,
                      h.rows, h.cols, weights.eps, a);
     }
     routed_h_ = nullptr;
     const Places places = places_for(h.rows * out.ids.cols, proj.outs);
     if (places.offsets == nullptr) return;
+    router_kernel_ = 0;
     auto* ids = static_cast<std::int32_t*>(out.ids.data);
     auto* shares = static_cast<float*>(out.weights.data);
     auto* probabilities = static_cast<float*>(out.probabilities.data);
@@ -168,7 +170,10 @@ void CudaBackend::route_now(const Mat& h, const RouterWeights& weights, const Ro
     const std::int64_t k = out.ids.cols;
     ordered_ids_ = ids;
     if (element_ == Element::bf16 && sm90_router_fits(*context_, proj, k)) {
-        sm90_router(*context_, a, proj, scale, h.rows, k, ids, shares, probabilities, places);
+        // Who made the input has also cleared the dense MLP's counter (after_attention).
+        const bool next_beside = input_made && sm90_router_orders(h.rows, k, proj.outs);
+        sm90_router(*context_, a, proj, scale, h.rows, k, ids, shares, probabilities, next_beside, places);
+        if (next_beside) router_kernel_ = context_->kernels();
         return;
     }
     const bool units = parts_fit(element_, proj, false);
@@ -202,10 +207,13 @@ Places CudaBackend::places_for(std::int64_t pairs, std::int64_t experts) {
 Places CudaBackend::ordered_places(const Mat& x, const Routing& routing, std::int64_t experts) {
     const std::int64_t k = routing.ids.cols;
     const auto* ids = static_cast<const std::int32_t*>(routing.ids.data);
-    const Places places = places_for(x.rows * k, experts);
+    Places places = places_for(x.rows * k, experts);
     if (places.offsets == nullptr || context_->failed()) return {};
     if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, experts, places);
     ordered_ids_ = nullptr;
+    places.router = router_kernel_;
+    if (router_kernel_ > 0) places.dense_ready = places.facts + 3;
+    router_kernel_ = 0;
     return places;
 }
 

@@ -61,8 +61,11 @@ class Context {
     bool take_turn_early() {
         const bool early = early_;
         early_ = overlaps_;
+        ++kernels_;
         return early;
     }
+    // How many kernels took their turn so far.
+    [[nodiscard]] std::uint64_t kernels() const { return kernels_; }
     void nothing_early() { early_ = false; }
 
     // Makes the device current for the calling thread.
@@ -114,6 +117,7 @@ class Context {
     int multiprocessors_ = 0, shared_limit_ = 0;
     bool hopper_ = false;
     bool overlaps_ = false, early_ = false;
+    std::uint64_t kernels_ = 0;
     std::optional<Error> failure_;
     std::unique_ptr<WeightCopier> copier_;  // while weights are loaded
     struct Piece {

@@ -215,10 +215,12 @@ class CudaBackend final : public Backend {
     std::int64_t rows_ = 0;
     std::unique_ptr<DeviceStorage> marks_;
     PinnedMemory host_marks_;
-    std::unique_ptr<DeviceStorage> facts_;  // two since they were last taken, a ticket counter, masks
+    std::unique_ptr<DeviceStorage> facts_;  // two since they were last taken, two counters, masks
     UnsettledSum unsettled_sum_;
     UnsettledExperts unsettled_experts_;
     const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places
+    // Number of the router's kernel, where the dense MLP may begin beside it; 0 when its choice was used.
+    std::uint64_t router_kernel_ = 0;
     const void* routed_h_ = nullptr;     // the h whose router input stands in Scratch::router_input
     // Of the operation before, if that made any: a layer's next input, its two branches' inputs, attention's
     // results.

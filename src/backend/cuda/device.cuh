@@ -112,6 +112,10 @@ __device__ __forceinline__ void copy16_async(std::uint32_t to, const void* from,
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 }
+// Four bytes to shared memory.
+__device__ __forceinline__ void copy4_async(std::uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
+}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 template <int Left>
 __device__ __forceinline__ void wait_copies() {

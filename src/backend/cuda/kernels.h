@@ -47,6 +47,7 @@ struct AfterAttentionPointers {
     const float *norm, *dense_norm, *experts_norm, *router_scale;
     float router_input_scale;
     void *h, *dense, *experts, *router_in;
+    std::int32_t* counter;                  // [1]: set to zero; or null
     E4m3Target dense_codes, experts_codes;  // of `dense` and `experts`; bf16 only
 };
 void after_attention(Context&, Element, const AfterAttentionPointers&, std::int64_t rows, std::int64_t cols,
@@ -181,7 +182,11 @@ struct Places {
     std::int32_t* facts = nullptr;    // the fewest experts with rows and the most rows of one, so far
     std::int32_t* ready = nullptr;    // [2 + experts]: set to zero
     std::int32_t* tickets = nullptr;  // [1]: zero before and after
-    std::uint32_t* masks = nullptr;   // [most_mask_words]: zero before and after
+    // Where the dense MLP beside the experts counts what it has written, already zero when the router begins;
+    // null: the first of `ready`. router: how many kernels there were with the router.
+    std::int32_t* dense_ready = nullptr;
+    std::uint64_t router = 0;
+    std::uint32_t* masks = nullptr;  // [most_mask_words]: zero before and after
 };
 inline constexpr std::int64_t most_mask_words = 32768;  // rows of an expert as bits, 32 to a word
 // The order alone, of choices made elsewhere.
@@ -196,11 +201,14 @@ void choose_experts(Context&, Element, const float* sums, std::int64_t parts, co
                     std::int64_t rows, std::int64_t experts, std::int64_t k, std::int32_t* ids,
                     float* weights, float* probabilities, const Places& places);
 
-// The same from the router's input a [rows, hidden], in one kernel for Hopper.
+// The same from the router's input a [rows, hidden], in one kernel for Hopper. next_beside: the next kernel
+// may begin once those before the router are over.
 bool sm90_router_fits(const Context&, const DeviceMatrix& proj, std::int64_t k);
 void sm90_router(Context&, const void* a, const DeviceMatrix& proj, const float* per_expert_scale,
                  std::int64_t rows, std::int64_t k, std::int32_t* ids, float* weights, float* probabilities,
-                 const Places& places);
+                 bool next_beside, const Places& places);
+// Whether it orders the pairs, too, so that no other kernel comes between it and the experts.
+bool sm90_router_orders(std::int64_t rows, std::int64_t k, std::int64_t experts);
 
 // --- experts.cu
 void gather_rows(Context&, Element, const void* x, const std::int32_t* row_at, std::int64_t count,

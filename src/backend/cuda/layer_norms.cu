@@ -41,6 +41,7 @@ __device__ void load_addends(const Addends& a, const Columns& columns, int cols,
 template <class T, bool Codes>
 __global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
     begin_kernel();
+    if (p.counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
     __shared__ float shared[4][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);

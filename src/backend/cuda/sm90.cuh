@@ -126,8 +126,13 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(const void* tile, int b
 }
 // The same of k-contiguous rows in two words: the lower one, to which a step of k may be added, and the
 // whole.
-__device__ __forceinline__ std::uint32_t tile_descriptor_word(std::uint32_t tile) {
-    return (tile & 0x3FFFFu) >> 4 | 1u << 16;
+__device__ __forceinline__ std::uint32_t tile_descriptor_word(std::uint32_t tile, int block = 16) {
+    return (tile & 0x3FFFFu) >> 4 | static_cast<std::uint32_t>(block >> 4) << 16;
+}
+// Of a value that all lanes of a warp have alike: in a register that the warp has once, where the matrix
+// instruction wants its descriptors. The compiler cannot know it of what comes out of a loop with a wait.
+__device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) {
+    return __reduce_or_sync(0xFFFFFFFFu, x);
 }
 __device__ __forceinline__ std::uint64_t tile_descriptor_of(std::uint32_t word) {
     return std::uint64_t{1} << 62 | std::uint64_t{1024 >> 4} << 32 | word;

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(Form::threads, 1)
         barrier_init_done();
         ask_for_weights<Form>(p);
     }
-    begin_kernel();
-    count_items<Form>(p, s.items);
+    allow_next_kernel();
+    __syncthreads();
     if (t >= 128) {
         take_registers<multiplier_registers>();
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
@@ -90,7 +90,7 @@ void sm90_e4m3_experts(Context& c, const E4m3Rows& x, const E4m3Matrix& gate_up,
                        const Places& places, const E4m3Target& hidden, void* y, const E4m3Dense& dense) {
     if (c.failed()) return;
     Problem p{};
-    p.ready = places.ready;
+    set_counters(c, places, p);
     if (gate_up.codes != nullptr) {
         p.experts = static_cast<int>(gate_up.groups);
         p.hidden = static_cast<int>(gate_up.ins);

@@ -48,7 +48,7 @@ struct __align__(1024) Ring {
 // 64; null: none are copied.
 template <int Rows, class Form>
 __device__ __forceinline__ void copy_code_stages(Ring<Form>& s, Turn<Ring<Form>::stages>& turn,
-                                                 const std::uint8_t* from, const std::uint32_t* at,
+                                                 const std::uint8_t* from, const std::uint32_t* at, int own,
                                                  const float* scales, std::int64_t other_scales, int ins,
                                                  int t, std::uint32_t offset) {
     const int column = t % 8 * 16;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void copy_code_stages(Ring<Form>& s, Turn<Ring<Form>:
         const bool inside = k + column < ins;
         const std::uint8_t* here = inside ? from + k : from;
 #pragma unroll
-        for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside);
+        for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside && i < own);
         if (scales != nullptr && t < 8 * Rows) {
             const float* those = scales + k / (scales_together * depth) * scales_together;
             copy16_async(shared_address(s.scales[turn.stage][t]), those, true);
@@ -96,8 +96,8 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
             other_scales = (other - row) * hidden_scales(item.ins);
         }
         const auto copy = [&](auto rows) {
-            copy_code_stages<decltype(rows)::value>(s, turn, base + piece * 16, at, scales, other_scales,
-                                                    item.ins, t, offset);
+            copy_code_stages<decltype(rows)::value>(s, turn, base + piece * 16, at, own_rows(item, row0),
+                                                    scales, other_scales, item.ins, t, offset);
         };
         if (item.tokens <= 16) {
             copy(std::integral_constant<int, 2>());
@@ -340,8 +340,9 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
     for (int k = 0; k < item.ins; k += depth) {
         barrier_wait(&s.full[turn.stage], turn.phase);
         fence_copy_engine();  // tokens came by ordinary copies
-        const std::uint32_t a = tile_descriptor_word(shared_address(s.weight[turn.stage][2 * warpgroup]));
-        const std::uint32_t b = tile_descriptor_word(shared_address(s.tokens[turn.stage]));
+        const std::uint32_t a =
+            uniform(tile_descriptor_word(shared_address(s.weight[turn.stage][2 * warpgroup])));
+        const std::uint32_t b = uniform(tile_descriptor_word(shared_address(s.tokens[turn.stage])));
         if (item.down) {
             const float* scales = s.scales[turn.stage][lane % 4 * 2] + k / depth % scales_together;
             multiply_stage<Tokens>(a, b, part, low, high,

@@ -45,13 +45,16 @@ __device__ void multiply_item(const BoxesProblem& p, Ring<Form>& s, const Item& 
     for (int k = 0; k < item.ins; k += item_depth) {
         barrier_wait(&s.full[turn.stage], turn.phase);
         fence_copy_engine();  // tokens came by ordinary copies
-        const std::uint64_t a = tile_descriptor(s.weight[turn.stage][2 * warpgroup]);
-        const std::uint64_t b = tile_descriptor(s.tokens[turn.stage]);
+        const std::uint32_t a =
+            uniform(tile_descriptor_word(shared_address(s.weight[turn.stage][2 * warpgroup])));
+        const std::uint32_t b = uniform(tile_descriptor_word(shared_address(s.tokens[turn.stage])));
         warpgroup_begin();
 #pragma unroll
         for (int i = 0; i < item_depth / 16; ++i) {
-            WarpgroupMultiply<Tokens, false>::run(low, a + 2 * i, b + 2 * i, true);
-            WarpgroupMultiply<Tokens, false>::run(high, a + box_elements * 2 / 16 + 2 * i, b + 2 * i, true);
+            WarpgroupMultiply<Tokens, false>::run(low, tile_descriptor_of(a + 2 * i),
+                                                  tile_descriptor_of(b + 2 * i), true);
+            WarpgroupMultiply<Tokens, false>::run(high, tile_descriptor_of(a + box_elements * 2 / 16 + 2 * i),
+                                                  tile_descriptor_of(b + 2 * i), true);
         }
         warpgroup_commit();
         if (previous >= 0) {
@@ -88,8 +91,8 @@ __global__ void __launch_bounds__(Form::threads, 1)
         barrier_init_done();
         ask_for_weights<Form>(p);
     }
-    begin_kernel();
-    count_items<Form>(p, s.items);
+    allow_next_kernel();
+    __syncthreads();
     if (t >= 128) {
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
             if (item.tokens <= 16) {
@@ -141,7 +144,7 @@ void sm90_experts(Context& c, const void* x, const DeviceMatrix& gate_up, const 
     p.x = static_cast<const bf16*>(x);
     p.row_at = places.row_at;
     p.offsets = places.offsets;
-    p.ready = places.ready;
+    set_counters(c, places, p);
     p.act = static_cast<bf16*>(act);
     p.y = static_cast<bf16*>(y);
     if (dense.rows > 0) {

@@ -14,6 +14,9 @@
 #include <type_traits>
 
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/gated.cuh"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
 
 namespace dgemma::backend::cuda {
@@ -25,13 +28,14 @@ constexpr int most_groups = 1025;  // the dense MLP and the experts
 constexpr int item_slots = 4;      // items that the copier of weights may be ahead
 
 // What a kernel has in hand at a time.
-template <int Warpgroups, int MostTokens, int Depth = item_depth>
+template <int Warpgroups, int MostTokens, int Depth = item_depth, int FewestTokens = 16>
 struct ItemForm {
     static constexpr int warpgroups = Warpgroups;  // that multiply; one more copies
     static constexpr int threads = 128 + 128 * Warpgroups;
     static constexpr int boxes = 2 * Warpgroups;  // of one stage: gate, up, gate, up, ...; or of down
     static constexpr int gate_rows = box_rows * Warpgroups, down_rows = 2 * gate_rows;  // of a tile
     static constexpr int most_tokens = MostTokens;                                      // of an item
+    static constexpr int fewest_tokens = FewestTokens;                                  // of a product
     static constexpr int depth = Depth;                                                 // of one stage in k
 };
 
@@ -47,9 +51,13 @@ struct ItemsProblem {
     const std::int32_t* row_at;   // [pairs]: the row of a place
     const std::int32_t* offsets;  // [experts + 1]: the places of an expert
     std::int32_t* ready;          // [1 + experts]: parts of hidden layers written; [1]: items taken
+    std::int32_t* dense_ready;    // [1]: of the dense MLP's; often the first of `ready`
     bf16 *act, *dense_act;        // [pairs, width], [rows, dense_width]
     bf16 *y, *dense_y;            // [pairs, hidden], [rows, hidden]
     int experts, hidden, width, dense_rows, dense_width;
+    // Whether the router, the kernel before, let this one begin when all before the router was over: then the
+    // first items of the dense MLP, which needs nothing of the router, are worked off beside it.
+    bool dense_beside_router;
 };
 
 struct ItemTables {
@@ -59,6 +67,13 @@ struct ItemTables {
     int4 taken[item_slots];  // of an Item: group (-1: the list is over), 2 * tile + down, first, tokens
     std::uint64_t full[item_slots], empty[item_slots];
 };
+
+// Who counts what of a hidden layer, and whether the dense MLP may begin beside the router.
+inline void set_counters(const Context& c, const Places& places, ItemsProblem& p) {
+    p.ready = places.ready;
+    p.dense_ready = places.dense_ready != nullptr ? places.dense_ready : places.ready;
+    p.dense_beside_router = places.dense_ready != nullptr && places.router == c.kernels();
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -87,45 +102,45 @@ struct Turn {
     }
 };
 
-// By all threads, before anything else is done with the tables: those of this block, once the kernel has
-// begun.
+// By the warp that takes the items, once the router is done; the others see the tables as they see the items.
 template <class Form>
 __device__ void count_items(const ItemsProblem& p, ItemTables& s) {
+    const int groups = 1 + p.experts, lane = static_cast<int>(threadIdx.x) % 32;
     // The dense MLP's rows are no places of the sort; its two bounds are not used.
     if (p.experts > 0) {
-        for (int e = static_cast<int>(threadIdx.x); e <= p.experts; e += Form::threads)
-            s.offsets[1 + e] = p.offsets[e];
+#pragma unroll 1
+        for (int e = lane; e <= p.experts; e += 32)
+            copy4_async(shared_address(&s.offsets[1 + e]), p.offsets + e);
+        commit_copies();
+        wait_copies<0>();
     }
-    __syncthreads();
-    const int groups = 1 + p.experts, lane = static_cast<int>(threadIdx.x);
-    if (lane < 32) {
-        const int gate_tiles = over(p.width, Form::gate_rows), down_tiles = over(p.hidden, Form::down_rows);
-        int gates = 0, downs = 0;
-        for (int g0 = 0; g0 < groups; g0 += 32) {
-            const int group = g0 + lane;
-            const int blocks = group < groups ? over(tokens_of(p, s, group), Form::most_tokens) : 0;
-            const int own_gates = blocks * (group == 0 ? over(p.dense_width, Form::gate_rows) : gate_tiles);
-            const int own_downs = blocks * down_tiles;
-            int gate = own_gates, down = own_downs;
+    __syncwarp();
+    const int gate_tiles = over(p.width, Form::gate_rows), down_tiles = over(p.hidden, Form::down_rows);
+    int gates = 0, downs = 0;
+    for (int g0 = 0; g0 < groups; g0 += 32) {
+        const int group = g0 + lane;
+        const int blocks = group < groups ? over(tokens_of(p, s, group), Form::most_tokens) : 0;
+        const int own_gates = blocks * (group == 0 ? over(p.dense_width, Form::gate_rows) : gate_tiles);
+        const int own_downs = blocks * down_tiles;
+        int gate = own_gates, down = own_downs;
 #pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int gate_left = __shfl_up_sync(0xFFFFFFFFu, gate, step);
-                const int down_left = __shfl_up_sync(0xFFFFFFFFu, down, step);
-                if (lane >= step) gate += gate_left, down += down_left;
-            }
-            if (group < groups) {
-                s.gate_items[group] = gates + gate - own_gates;
-                s.down_items[group] = downs + down - own_downs;
-            }
-            gates += __shfl_sync(0xFFFFFFFFu, gate, 31);
-            downs += __shfl_sync(0xFFFFFFFFu, down, 31);
+        for (int step = 1; step < 32; step *= 2) {
+            const int gate_left = __shfl_up_sync(0xFFFFFFFFu, gate, step);
+            const int down_left = __shfl_up_sync(0xFFFFFFFFu, down, step);
+            if (lane >= step) gate += gate_left, down += down_left;
         }
-        if (lane == 0) s.gate_items[groups] = gates, s.down_items[groups] = downs;
+        if (group < groups) {
+            s.gate_items[group] = gates + gate - own_gates;
+            s.down_items[group] = downs + down - own_downs;
+        }
+        gates += __shfl_sync(0xFFFFFFFFu, gate, 31);
+        downs += __shfl_sync(0xFFFFFFFFu, down, 31);
     }
-    __syncthreads();
+    if (lane == 0) s.gate_items[groups] = gates, s.down_items[groups] = downs;
+    __syncwarp();
 }
 
-// By one thread, before count_items.
+// By one thread, before anybody takes or follows items.
 // others: warps that follow besides those that copy tokens and those that multiply.
 template <class Form>
 __device__ void init_item_slots(ItemTables& s, int others) {
@@ -151,16 +166,37 @@ __device__ void locate(const ItemsProblem& p, const ItemTables& s, int i, Item& 
     item.tokens = min(Form::most_tokens, rows - skip);
     item.ins = item.down ? width_of(p, item.group) : p.hidden;
 }
+
+// The first gate items are the dense MLP's, whatever the router says.
+template <class Form>
+__device__ __forceinline__ int dense_gate_items(const ItemsProblem& p) {
+    return over(p.dense_rows, Form::most_tokens) * over(p.dense_width, Form::gate_rows);
+}
+template <class Form>
+__device__ __forceinline__ Item dense_gate_item(const ItemsProblem& p, int i) {
+    const int blocks = over(p.dense_rows, Form::most_tokens), skip = i % blocks * Form::most_tokens;
+    return {0, i / blocks, skip, min(Form::most_tokens, p.dense_rows - skip), false, p.hidden};
+}
+
 // By the warp that copies weights: takes items for this block and tells the others. Every lane has a box,
-// since the instructions around a copy take one thread longer than the copy itself.
+// since the instructions around a copy take one thread longer than the copy itself. Nobody else of the block
+// waits for the kernel before: what they read of it they read after they were told an item that needs it.
 template <class Form, class Each>
 __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
-    const int items = s.gate_items[1 + p.experts] + s.down_items[1 + p.experts];
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    Item item{};  // the one that was told last; no group: the list is over
+    int items = -1;  // in the list; not known before the router is done
+    Item item{};     // the one that was told last; no group: the list is over
     Turn<item_slots> turn;
+    const auto count = [&] {
+        wait_for_previous_kernel();
+        count_items<Form>(p, s);
+        items = s.gate_items[1 + p.experts] + s.down_items[1 + p.experts];
+    };
+    const auto take = [&] { return lane == 0 ? atomicAdd(p.ready + 1 + p.experts, 1) : 0; };
     const auto tell = [&](int i) {
-        if (i < items) {
+        if (items < 0) {
+            item = dense_gate_item<Form>(p, i);
+        } else if (i < items) {
             locate<Form>(p, s, i, item);
         } else {
             item.group = -1;
@@ -174,11 +210,18 @@ __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
         __syncwarp();
         turn.next();
     };
-    tell(static_cast<int>(blockIdx.x));
+    const int first = static_cast<int>(blockIdx.x);
+    if (!p.dense_beside_router || first >= dense_gate_items<Form>(p)) count();
+    tell(first);
     while (item.group >= 0) {
-        int ticket = 0;
-        if (lane == 0) ticket = atomicAdd(p.ready + 1 + p.experts, 1);
-        each(Item(item), [&] { tell(static_cast<int>(gridDim.x) + __shfl_sync(0xFFFFFFFFu, ticket, 0)); });
+        int ticket = items < 0 ? 0 : take();
+        each(Item(item), [&] {
+            if (items < 0) {
+                count();
+                ticket = take();
+            }
+            tell(static_cast<int>(gridDim.x) + __shfl_sync(0xFFFFFFFFu, ticket, 0));
+        });
     }
 }
 // At which k of its own copies the copier of weights tells what comes after an item: late, so that the blocks
@@ -208,11 +251,10 @@ __device__ void follow_items(const ItemsProblem& p, ItemTables& s, Each each) {
 // What the early word about weights is worth: the first item of this block, if every expert has some rows.
 template <class Form>
 __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& group, int& tile) {
-    const int item = static_cast<int>(blockIdx.x);
-    const int dense_items = over(p.dense_rows, Form::most_tokens) * over(p.dense_width, Form::gate_rows);
+    const int item = static_cast<int>(blockIdx.x), dense_items = dense_gate_items<Form>(p);
     if (item < dense_items) {
         group = 0;
-        tile = item / over(p.dense_rows, Form::most_tokens);
+        tile = dense_gate_item<Form>(p, item).tile;
         return true;
     }
     const int tiles = over(p.width, Form::gate_rows);
@@ -235,12 +277,16 @@ __device__ __forceinline__ void place_tokens(const ItemsProblem& p, const Item& 
     }
 }
 
-// The tokens of an item to one stage after another, as `Rows` rows of eight for each thread; rows beyond the
-// item's repeat its last one. from: this thread's 16 bytes of the first column; at: how many elements on
-// those of each row stand.
+// How many of a thread's rows, every eighth from row0 on, an item has.
+__device__ __forceinline__ int own_rows(const Item& item, int row0) { return (item.tokens - row0 + 7) / 8; }
+
+// The tokens of an item to one stage after another, as `Rows` rows of eight for each thread, of which `own`
+// are the item's. The others become zeros: it is the card's power that bounds its clocks, and to multiply
+// zeros takes little of it. from: this thread's 16 bytes of the first column; at: how many elements on those
+// of each row stand.
 template <int Stages, int Rows, class Ring>
 __device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, const bf16* from,
-                                                  const std::uint32_t* at, int ins, int column,
+                                                  const std::uint32_t* at, int own, int ins, int column,
                                                   std::uint32_t offset) {
 #pragma unroll 1
     for (int k = 0; k < ins; k += item_depth) {
@@ -249,7 +295,7 @@ __device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, c
         const bool inside = k + column < ins;
         const bf16* here = inside ? from + k : from;
 #pragma unroll
-        for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside);
+        for (int i = 0; i < Rows; ++i) copy16_async(to + i * 1024, here + at[i], inside && i < own);
         barrier_arrive_after_copies(&s.full[turn.stage]);
         turn.next();
     }
@@ -261,7 +307,7 @@ __device__ __forceinline__ void wait_for_hidden_layer(const ItemsProblem& p, con
                                                       const Item& item) {
     const int written =
         over(tokens_of(p, s, item.group), Form::most_tokens) * over(width_of(p, item.group), box_rows);
-    while (load_acquire(p.ready + item.group) < written) {
+    while (load_acquire(item.group == 0 ? p.dense_ready : p.ready + item.group) < written) {
     }
 }
 
@@ -278,11 +324,11 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
         std::uint32_t at[Form::most_tokens / 8];
         place_tokens<Form>(p, item, row0, at);
         const auto copy = [&](auto rows) {
-            copy_token_stages<Stages, decltype(rows)::value>(s, turn, base + piece * 8, at, item.ins,
-                                                             piece * 8, offset);
+            copy_token_stages<Stages, decltype(rows)::value>(
+                s, turn, base + piece * 8, at, own_rows(item, row0), item.ins, piece * 8, offset);
         };
         constexpr int all = Form::most_tokens / 8;
-        if (item.tokens <= 16) {
+        if (item.tokens <= 16 && Form::fewest_tokens == 16) {
             copy(std::integral_constant<int, 2>());
         } else if (item.tokens <= 32) {
             copy(std::integral_constant<int, 4>());
@@ -307,6 +353,7 @@ __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& it
     bf16* out = item.group == 0 ? (item.down ? p.dense_y : p.dense_act) : (item.down ? p.y : p.act);
 #pragma unroll
     for (int j = 0; j < Tokens / 8; ++j) {
+        if (8 * j >= item.tokens) break;
         const int token = 8 * j + lane / 4;
         bf16* to = out + static_cast<std::int64_t>(item.first + token) * outs;
 #pragma unroll
@@ -321,13 +368,7 @@ __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& it
                 if (token < item.tokens && column + box_rows < outs)
                     *reinterpret_cast<std::uint32_t*>(to + column + box_rows) = b;
             } else {
-                float gated[2];
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const float gate = rounded<bf16>(gelu(rounded<bf16>(low[i + c])));
-                    gated[c] = gate * rounded<bf16>(high[i + c]);
-                }
-                const std::uint32_t a = transpose8(pack2(gated[0], gated[1]));
+                const std::uint32_t a = transpose8(gated_pair(low[i], low[i + 1], high[i], high[i + 1]));
                 const int column = (item.tile * Form::warpgroups + warpgroup) * box_rows + row;
                 if (token < item.tokens && column < outs) *reinterpret_cast<std::uint32_t*>(to + column) = a;
             }
@@ -357,7 +398,8 @@ __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply
             // Other blocks read what was written here: the barrier hands it to the one thread that releases
             // it.
             warpgroup_barrier(warpgroup);
-            if (threadIdx.x % 128 == 0) add_one_release(p.ready + item.group);
+            if (threadIdx.x % 128 == 0)
+                add_one_release(item.group == 0 ? p.dense_ready : p.ready + item.group);
         }
     });
 }

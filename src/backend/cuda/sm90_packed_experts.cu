@@ -28,7 +28,7 @@ constexpr int copier_registers = 56, multiplier_registers = 152;
 
 // Three warpgroups: two do not hide the latencies of unpacking, and four leave too few registers for the sums
 // of 64 tokens.
-using Form = ItemForm<3, 64>;
+using Form = ItemForm<3, 64, item_depth, 32>;
 
 template <Packing Experts_, Packing Dense_>
 struct __align__(1024) Ring {
@@ -164,7 +164,7 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
         barrier_wait(&s.full[turn.stage], turn.phase);
         fence_copy_engine();  // tokens came by ordinary copies
         const std::uint32_t weight = shared_address(s.weight[turn.stage]) + 2 * warpgroup * Shared::piece;
-        const std::uint32_t tokens = tile_descriptor_word(shared_address(s.tokens[turn.stage]));
+        const std::uint32_t tokens = uniform(tile_descriptor_word(shared_address(s.tokens[turn.stage])));
         Codes<P> codes[2];
         codes[0].load(weight, t);
         if (early) codes[1].load(weight + Shared::piece, t);
@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(Form::threads, 1)
         barrier_init_done();
         ask_for_weights<Shared>(p);
     }
-    begin_kernel();
-    count_items<Form>(p, s.items);
+    allow_next_kernel();
+    __syncthreads();
     if (t >= 128) {
         take_registers<multiplier_registers>();
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
@@ -286,7 +286,7 @@ void sm90_packed_experts(Context& c, const void* x, const PackedMatrix& gate_up,
                          const Places& places, void* act, void* y, const PackedDense& dense) {
     if (c.failed()) return;
     Problem p{};
-    p.ready = places.ready;
+    set_counters(c, places, p);
     if (gate_up.packing != Packing::none) {
         p.experts = static_cast<int>(gate_up.groups);
         p.hidden = static_cast<int>(gate_up.ins);

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/gated.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
@@ -134,15 +135,19 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
         int in_part = 0;
         for (int step = item.first_step; step < item.end_step; ++step) {
             barrier_wait(&ring.full[stage], phase);
-            const std::uint64_t a = tile_descriptor(ring.x[stage] + group * 64 * depth);
-            const std::uint64_t b = tile_descriptor(ring.weight[stage], ByRows ? 64 * depth * 2 : 16);
+            const std::uint32_t a =
+                uniform(tile_descriptor_word(shared_address(ring.x[stage] + group * 64 * depth)));
+            const std::uint32_t b = uniform(
+                tile_descriptor_word(shared_address(ring.weight[stage]), ByRows ? 64 * depth * 2 : 16));
             warpgroup_begin();
 #pragma unroll
             for (int k = 0; k < depth / 16; ++k) {
                 if constexpr (Codes) {
-                    WarpgroupMultiplyE4m3<Columns>::run(sums, a + 2 * k, b + 2 * k, k > 0);
+                    WarpgroupMultiplyE4m3<Columns>::run(sums, tile_descriptor_of(a + 2 * k),
+                                                        tile_descriptor_of(b + 2 * k), k > 0);
                 } else {
-                    WarpgroupMultiply<Columns, ByRows>::run(sums, a + 2 * k, b + (ByRows ? 128 : 2) * k,
+                    WarpgroupMultiply<Columns, ByRows>::run(sums, tile_descriptor_of(a + 2 * k),
+                                                            tile_descriptor_of(b + (ByRows ? 128 : 2) * k),
                                                             in_part > 0 || k > 0);
                 }
             }
@@ -214,15 +219,10 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
                     std::uint32_t words[4];
 #pragma unroll
                     for (int j = j0; j < j0 + 4; ++j) {
-                        float low = sums[4 * j + 2 * h], high = sums[4 * j + 2 * h + 1];
-                        if (Kind == Form::gated) {
-                            const int up = 4 * (j + blocks) + 2 * h;
-                            low = rounded<bf16>(gelu(rounded<bf16>(low))) *
-                                  rounded<bf16>(sums[up % (Columns / 2)]);
-                            high = rounded<bf16>(gelu(rounded<bf16>(high))) *
-                                   rounded<bf16>(sums[(up + 1) % (Columns / 2)]);
-                        }
-                        words[j - j0] = pack2(low, high);
+                        const float low = sums[4 * j + 2 * h], high = sums[4 * j + 2 * h + 1];
+                        const int up = (4 * (j + blocks) + 2 * h) % (Columns / 2);
+                        words[j - j0] = Kind == Form::gated ? gated_pair(low, high, sums[up], sums[up + 1])
+                                                            : pack2(low, high);
                     }
                     const uint4 block = gather_block(words[0], words[1], words[2], words[3]);
                     const int column = item.column + 8 * (j0 + lane % 4);

@@ -28,6 +28,7 @@ struct RouterProblem {
     const float* per_expert_scale;
     int rows, hidden, share, k, words;  // share: of k, a multiple of 16
     bool places_too;                    // by the last block
+    bool next_beside;                   // lets the next kernel begin when the one before is over, not sooner
     std::int32_t* ids;
     float *weights, *probabilities;
     Places places;
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(choose_threads) sm90_router_kernel(RouterProbl
     const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32, rank = cluster_rank();
     const int first_k = rank * p.share;
     constexpr int rows_of_block = Rows / blocks, tiles = Rows / 16;
-    allow_next_kernel();
+    if (!p.next_beside) allow_next_kernel();
 
     const int pieces = p.share / 8;  // of 16 bytes in a row
     const auto fetch = [&](bf16* to, const bf16* from, int rows, int most) {
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(choose_threads) sm90_router_kernel(RouterProbl
     fetch(weight, p.weight, experts, experts);
     if (t < experts) scales[t] = p.per_expert_scale[t];
     wait_for_previous_kernel();
+    if (p.next_beside) allow_next_kernel();
     const int begin = static_cast<int>(blockIdx.x) / blocks * Rows;
     const int stride_of_rows = static_cast<int>(gridDim.x) / blocks * Rows;
     const auto fetch_rows = [&](int first_row) {
@@ -180,9 +182,13 @@ bool sm90_router_fits(const Context& c, const DeviceMatrix& proj, std::int64_t k
            router_bytes(proj.ins, many_rows) <= static_cast<std::size_t>(c.shared_limit());
 }
 
+bool sm90_router_orders(std::int64_t rows, std::int64_t k, std::int64_t experts) {
+    return sorts_beside(rows, k, experts);
+}
+
 void sm90_router(Context& c, const void* a, const DeviceMatrix& proj, const float* per_expert_scale,
                  std::int64_t rows, std::int64_t k, std::int32_t* ids, float* weights, float* probabilities,
-                 const Places& places) {
+                 bool next_beside, const Places& places) {
     if (c.failed() || rows == 0) return;
     const std::int64_t words = words_of(rows, experts);
     const bool beside = sorts_beside(rows, k, experts);
@@ -195,11 +201,13 @@ void sm90_router(Context& c, const void* a, const DeviceMatrix& proj, const floa
                           static_cast<int>(k),
                           static_cast<int>(words),
                           beside,
+                          next_beside,
                           ids,
                           weights,
                           probabilities,
                           places};
-    rows > 512 ? run_router<many_rows>(c, p) : run_router<few_rows>(c, p);
+    // Fewer blocks leave the others' multiprocessors to the next kernel.
+    rows > 512 || next_beside ? run_router<many_rows>(c, p) : run_router<few_rows>(c, p);
     if (!beside) order_pairs(c, ids, rows, k, experts, words, places);
 }
 

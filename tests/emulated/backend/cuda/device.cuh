@@ -59,6 +59,12 @@ inline void __syncthreads() {
     dgemma::emulated::meet(dgemma::emulated::machine.current->block->meetings[-1],
                            static_cast<int>(dgemma::emulated::machine.threads));
 }
+inline std::uint32_t __reduce_or_sync(unsigned, std::uint32_t mine) {
+    std::uint32_t all[32], out = 0;
+    dgemma::emulated::exchange(mine, all);
+    for (const std::uint32_t x : all) out |= x;
+    return out;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int atomicAdd(std::int32_t* p, int by) { return std::exchange(*p, *p + by); }
 inline std::uint32_t __byte_perm(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
@@ -116,6 +122,7 @@ inline void copy16_async(std::uint32_t to, const void* from, bool valid) {
         emulated::machine.current->block->ordinary[to / 16] = true;
     });
 }
+inline void copy4_async(std::uint32_t to, const void* from) { std::memcpy(shared_pointer(to), from, 4); }
 inline void commit_copies() {}
 template <int>
 void wait_copies() {}

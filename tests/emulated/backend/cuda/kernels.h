@@ -11,6 +11,7 @@ struct Context {
     int blocks = 1;
     [[nodiscard]] static bool failed() { return false; }
     [[nodiscard]] int multiprocessors() const { return blocks; }
+    [[nodiscard]] static std::uint64_t kernels() { return 1; }
     void check(int, const char*) {}
 };
 inline CUtensorMap tensor_map(Context&, const void* data, std::int64_t rows, std::int64_t cols,
@@ -25,7 +26,8 @@ int cudaFuncSetAttribute(Kernel, int, int) {
 
 struct Places {
     std::int64_t pairs = 0;
-    std::int32_t *offsets = nullptr, *row_at = nullptr, *ready = nullptr;
+    std::int32_t *offsets = nullptr, *row_at = nullptr, *ready = nullptr, *dense_ready = nullptr;
+    std::uint64_t router = 0;
 };
 void sm90_e4m3_experts(Context&, const E4m3Rows& x, const E4m3Matrix& gate_up, const E4m3Matrix& down,
                        const Places& places, const E4m3Target& hidden, void* y, const E4m3Dense& dense);

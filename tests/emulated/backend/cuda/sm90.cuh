@@ -108,7 +108,14 @@ inline std::uint64_t tile_descriptor(const void* tile, int block = 16) {
            std::uint64_t{1} << 62;
 }
 
-inline std::uint32_t tile_descriptor_word(std::uint32_t tile) { return (tile & 0x3FFFFu) >> 4 | 1u << 16; }
+inline std::uint32_t tile_descriptor_word(std::uint32_t tile, int block = 16) {
+    return (tile & 0x3FFFFu) >> 4 | static_cast<std::uint32_t>(block >> 4) << 16;
+}
+inline std::uint32_t uniform(std::uint32_t x) {
+    if (__reduce_or_sync(0xFFFFFFFFu, x) != x)
+        emulated::fail("a value that the lanes of a warp have not alike");
+    return x;
+}
 inline std::uint64_t tile_descriptor_of(std::uint32_t word) {
     return std::uint64_t{1} << 62 | std::uint64_t{1024 >> 4} << 32 | word;
 }
