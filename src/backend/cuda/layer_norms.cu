@@ -1,4 +1,6 @@
 // The norms and sums between attention and the branches of a layer, and from there to the next layer.
+#include <type_traits>
+
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/row_norm.cuh"
@@ -7,25 +9,30 @@ namespace dgemma::backend::cuda {
 
 namespace {
 
+// Threads of a block for which there are kernels that leave a multiprocessor room for three of them.
+constexpr unsigned usual_threads = 352;
+
 // The columns of a matrix that may still be sums over parts.
 template <class T>
-__device__ void load_addends(const Addends& a, const Columns& columns, int cols, float (&x)[8]) {
+__device__ __forceinline__ void load_addends(const Addends& a, const Columns& columns, int cols,
+                                             Eight<T>& to) {
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     if (a.parts == 0) {
-        columns.load(static_cast<const T*>(a.rounded) + row, x);
+        to.fetch(static_cast<const T*>(a.rounded) + row, columns);
         return;
     }
-#pragma unroll
-    for (float& v : x) v = 0;
+    float x[8] = {};
     const std::int64_t part = static_cast<std::int64_t>(gridDim.x) * cols;
+    const float* from = a.sums + row;
     constexpr int ahead = 4;  // parts that are fetched before the first is added
-    for (std::int64_t p = 0; p < a.parts; p += ahead) {
+    for (int left = static_cast<int>(a.parts); left > 0; left -= ahead) {
         float y[ahead][8];
 #pragma unroll
         for (int n = 0; n < ahead; ++n) {
 #pragma unroll
             for (float& v : y[n]) v = 0;
-            if (p + n < a.parts) columns.load(a.sums + (p + n) * part + row, y[n]);
+            if (n < left) columns.load(from, y[n]);
+            from += part;
         }
 #pragma unroll
         for (int n = 0; n < ahead; ++n) {
@@ -33,127 +40,172 @@ __device__ void load_addends(const Addends& a, const Columns& columns, int cols,
             for (int i = 0; i < 8; ++i) x[i] += y[n][i];
         }
     }
-#pragma unroll
-    for (float& v : x) v = rounded<T>(v);
+    to.round(x);
 }
 
 // Codes: some go to E4M3, too. What kernels without it do costs them no register.
-template <class T, bool Codes>
-__global__ void after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
+// Usual: no more than the usual threads.
+template <class T, bool Codes, bool Usual>
+__global__ void __launch_bounds__(Usual ? usual_threads : 1024, Usual ? 3 : 1)
+    after_attention_kernel(AfterAttentionPointers p, int cols, float eps) {
     begin_kernel();
     if (p.counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
     __shared__ float shared[4][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
-    float v[8], h[8];
-    columns.load(static_cast<const T*>(p.h) + row, h);
-    load_addends<T>(p.branch, columns, cols, v);
-    normalise<T>(v, row_scale(v, cols, eps, shared[0]), p.norm, columns);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) h[i] = rounded<T>(h[i] + v[i]);
-    columns.store(static_cast<T*>(p.h) + row, h);
+    Eight<T> stream, branch;
+    stream.fetch(static_cast<const T*>(p.h) + row, columns);
+    load_addends(p.branch, columns, cols, branch);
+    float v[8], h[8], w[8], experts_norm[8];
+    load_weight(p.norm, columns, w);
+    branch.unpack(v);
+    scale8(v, row_scale(v, cols, eps, shared[0]), w);
+    branch.round(v);
+    stream.add(branch);
+    stream.store(static_cast<T*>(p.h) + row, columns);
+    stream.unpack(h);
+    // All are on their way while the threads wait for one another.
+    load_weight(p.dense_norm, columns, w);
+    load_weight(p.experts_norm, columns, experts_norm);
+    float router_scale[8];
+    if (p.router_in != nullptr) columns.load(p.router_scale, router_scale);
     const float scale = row_scale(h, cols, eps, shared[1]);
-    const auto write = [&](const float* weight, void* to, const E4m3Target& codes, float* room) {
+    const auto write = [&](const float(&weight)[8], void* to, const E4m3Target& codes, float* room) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = h[i];
-        normalise<T>(v, scale, weight, columns);
-        columns.store(static_cast<T*>(to) + row, v);
-        if (Codes && codes.codes != nullptr) quantise(v, cols, columns, codes, room);
+        scale8(v, scale, weight);
+        Eight<T> out;
+        out.round(v);
+        out.store(static_cast<T*>(to) + row, columns);
+        if (!Codes || codes.codes == nullptr) return;
+        out.unpack(v);
+        quantise(v, cols, columns, codes, room);
     };
-    write(p.dense_norm, p.dense, p.dense_codes, shared[2]);
-    write(p.experts_norm, p.experts, p.experts_codes, shared[3]);
+    write(w, p.dense, p.dense_codes, shared[2]);
+    write(experts_norm, p.experts, p.experts_codes, shared[3]);
     if (p.router_in == nullptr) return;
-    float s[8];
-    columns.load(p.router_scale, s);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = rounded<T>(rounded<T>(h[i] * scale) * s[i]) * p.router_input_scale;
+    for (int i = 0; i < 8; ++i) v[i] = h[i] * scale;
+    round8<T>(v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= router_scale[i];
+    round8<T>(v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= p.router_input_scale;
     columns.store(static_cast<T*>(p.router_in) + row, v);
 }
 
-// The sum of a row's experts in order of their ids. Choices: how many there are, if that is known; all are
-// then fetched before the first is added.
-template <class T, int Choices>
-__device__ void add_choices(const FinishLayerPointers& p, const Columns& columns, int cols, float (&sum)[8]) {
-    const std::int32_t* place = p.place + static_cast<std::int64_t>(blockIdx.x) * p.k;
-    const float* weights = p.weights + static_cast<std::int64_t>(blockIdx.x) * p.k;
-    const auto add = [&](const float(&y)[8], float weight) {
+// A number of each of a row's eight experts, each in four lanes of a warp.
+template <class X>
+__device__ __forceinline__ X spread_choices(const X* all) {
+    return all[static_cast<std::int64_t>(blockIdx.x) * 8 + threadIdx.x % 8];
+}
+
+// The sum of a row's eight experts in order of their ids; all are fetched before the first is added. place
+// and weight: of this lane's expert.
+__device__ __forceinline__ void add_eight_choices(const void* rows, std::int32_t place, float weight,
+                                                  const Columns& columns, int cols, Eight<bf16>& sum) {
+    constexpr unsigned all = 0xFFFFFFFFu;
+    const unsigned pieces = static_cast<unsigned>(cols) / 8;  // of a row; 32 bits count those of all rows
+    Eight<bf16> y[8];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) sum[c] = rounded<T>(sum[c] + rounded<T>(y[c] * weight));
-    };
-    const auto fetch = [&](std::int64_t i, float(&y)[8]) {
-        columns.load(static_cast<const T*>(p.y) + static_cast<std::int64_t>(place[i]) * cols, y);
-    };
+    for (int i = 0; i < 8; ++i) {
+        const unsigned at = static_cast<unsigned>(__shfl_sync(all, place, i)) * pieces + threadIdx.x;
+        y[i].bits = columns.inside ? static_cast<const uint4*>(rows)[at] : uint4{};
+    }
+    sum.bits = uint4{};
 #pragma unroll
-    for (float& v : sum) v = 0;
-    if constexpr (Choices > 0) {
-        // A sum of two bf16 rounded once is what an addition of bf16 gives.
-        __nv_bfloat162 pairs[4];
+    for (int i = 0; i < 8; ++i) {
+        const float w = __shfl_sync(all, weight, i);
+        float values[8];
+        y[i].unpack(values);
 #pragma unroll
-        for (__nv_bfloat162& pair : pairs) pair = __floats2bfloat162_rn(0, 0);
-        uint4 y[Choices];
-#pragma unroll
-        for (int i = 0; i < Choices; ++i)
-            y[i] = columns.load_bits(static_cast<const T*>(p.y) + static_cast<std::int64_t>(place[i]) * cols);
-#pragma unroll
-        for (int i = 0; i < Choices; ++i) {
-            float values[8];
-            unpack8(y[i], values);
-            const float weight = weights[i];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                pairs[c] = __hadd2_rn(
-                    pairs[c], __floats2bfloat162_rn(values[2 * c] * weight, values[2 * c + 1] * weight));
-            }
-        }
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const float2 both = __bfloat1622float2(pairs[c]);
-            sum[2 * c] = both.x, sum[2 * c + 1] = both.y;
-        }
-    } else {
-        for (std::int64_t i = 0; i < p.k; ++i) {
-            float y[8];
-            fetch(i, y);
-            add(y, weights[i]);
-        }
+        for (float& v : values) v *= w;
+        y[i].round(values);
+        sum.add(y[i]);
     }
 }
 
-// Two blocks to a multiprocessor: then one round of them has all rows of a canvas.
-template <class T, int Choices, bool Codes>
-__global__ void __launch_bounds__(Choices > 0 ? 352 : 1024, Choices > 0 ? 3 : 1)
+// The same for any number of experts.
+template <class T>
+__device__ void add_any_choices(const FinishLayerPointers& p, const Columns& columns, int cols,
+                                Eight<T>& sum) {
+    const std::int32_t* place = p.place + static_cast<std::int64_t>(blockIdx.x) * p.k;
+    const float* weights = p.weights + static_cast<std::int64_t>(blockIdx.x) * p.k;
+    float x[8] = {};
+    for (std::int64_t i = 0; i < p.k; ++i) {
+        float y[8];
+        columns.load(static_cast<const T*>(p.y) + static_cast<std::int64_t>(place[i]) * cols, y);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) x[c] = rounded<T>(x[c] + rounded<T>(y[c] * weights[i]));
+    }
+    sum.round(x);
+}
+
+// Usual: no more than the usual threads, and a row has the sums of eight experts to add. Codes: as above.
+template <class T, bool Codes, bool Usual>
+__global__ void __launch_bounds__(Usual ? usual_threads : 1024, Usual ? 3 : 1)
     finish_layer_kernel(FinishLayerPointers p, int cols, float eps) {
     begin_kernel();
     __shared__ float shared[5][32];
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * cols;
     const Columns columns(cols);
-    float d[8], m[8], h[8];
-    load_addends<T>(p.dense, columns, cols, d);
-    columns.load(static_cast<const T*>(p.residual) + row, h);
-    if (p.sparse != nullptr) {
-        columns.load(static_cast<const T*>(p.sparse) + row, m);
+    Eight<T> dense, sparse, stream;
+    if constexpr (Usual) {
+        const std::int32_t place = spread_choices(p.place);
+        const float weight = spread_choices(p.weights);
+        load_addends(p.dense, columns, cols, dense);
+        add_eight_choices(p.y, place, weight, columns, cols, sparse);
     } else {
-        add_choices<T, Choices>(p, columns, cols, m);
+        load_addends(p.dense, columns, cols, dense);
+        if (p.sparse != nullptr) {
+            sparse.fetch(static_cast<const T*>(p.sparse) + row, columns);
+        } else {
+            add_any_choices(p, columns, cols, sparse);
+        }
     }
-    normalise<T>(d, row_scale(d, cols, eps, shared[0]), p.dense_norm, columns);
-    normalise<T>(m, row_scale(m, cols, eps, shared[1]), p.sparse_norm, columns);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) d[i] = rounded<T>(d[i] + m[i]);
-    normalise<T>(d, row_scale(d, cols, eps, shared[2]), p.norm, columns);
+    float d[8], m[8], dense_norm[8], w[8], next_norm[8];
+    load_weight(p.dense_norm, columns, dense_norm);
+    load_weight(p.sparse_norm, columns, w);
+    dense.unpack(d);
+    sparse.unpack(m);
+    float sums[2] = {sum_of_squares(d), sum_of_squares(m)};
+    block_sums(sums, shared);
+    scale8(d, scale_of_row(sums[0], cols, eps), dense_norm);
+    scale8(m, scale_of_row(sums[1], cols, eps), w);
+    dense.round(d);
+    sparse.round(m);
+    dense.add(sparse);
+    dense.unpack(d);
+    stream.fetch(static_cast<const T*>(p.residual) + row, columns);
+    load_weight(p.norm, columns, w);
+    if (p.next_norm != nullptr) columns.load(p.next_norm, next_norm);
     const float scalar = *p.scalar;
-    bool broken = false;
+    scale8(d, row_scale(d, cols, eps, shared[2]), w);
+    dense.round(d);
+    stream.add(dense);
+    float h[8];
+    stream.unpack(h);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        h[i] = rounded<T>(rounded<T>(h[i] + d[i]) * scalar);
-        broken |= !isfinite(h[i]);
+    for (float& v : h) v *= scalar;
+    stream.round(h);
+    stream.store(static_cast<T*>(p.out) + row, columns);
+    stream.unpack(h);
+    const float squares = sum_of_squares(h);
+    if (!isfinite(squares)) {
+        bool broken = false;
+#pragma unroll
+        for (const float v : h) broken |= !isfinite(v);
+        // Whoever of the block comes here writes the same.
+        if (broken && p.marks[blockIdx.x] < 0) p.marks[blockIdx.x] = p.stage;
     }
-    columns.store(static_cast<T*>(p.out) + row, h);
-    if (__syncthreads_or(broken) != 0 && threadIdx.x == 0 && p.marks[blockIdx.x] < 0)
-        p.marks[blockIdx.x] = p.stage;
     if (p.next_norm == nullptr) return;
-    normalise<T>(h, row_scale(h, cols, eps, shared[3]), p.next_norm, columns);
-    columns.store(static_cast<T*>(p.next) + row, h);
-    if (Codes && p.next_codes.codes != nullptr) quantise(h, cols, columns, p.next_codes, shared[4]);
+    scale8(h, scale_of_row(block_sum(squares, shared[3]), cols, eps), next_norm);
+    stream.round(h);
+    stream.store(static_cast<T*>(p.next) + row, columns);
+    if (!Codes || p.next_codes.codes == nullptr) return;
+    stream.unpack(h);
+    quantise(h, cols, columns, p.next_codes, shared[4]);
 }
 
 }  // namespace
@@ -166,12 +218,16 @@ void after_attention(Context& c, Element type, const AfterAttentionPointers& p, 
         launch(c, "the norms after attention", kernel, static_cast<unsigned>(rows), threads, 0, p,
                static_cast<int>(cols), eps);
     };
+    const auto run_bf16 = [&](auto codes) {
+        threads <= usual_threads ? run(after_attention_kernel<bf16, codes(), true>)
+                                 : run(after_attention_kernel<bf16, codes(), false>);
+    };
     if (type != Element::bf16) {
-        run(after_attention_kernel<float, false>);
+        run(after_attention_kernel<float, false, false>);
     } else if (p.dense_codes.codes != nullptr || p.experts_codes.codes != nullptr) {
-        run(after_attention_kernel<bf16, true>);
+        run_bf16(std::true_type{});
     } else {
-        run(after_attention_kernel<bf16, false>);
+        run_bf16(std::false_type{});
     }
 }
 
@@ -183,13 +239,17 @@ void finish_layer(Context& c, Element type, const FinishLayerPointers& p, std::i
         launch(c, "the end of a layer", kernel, static_cast<unsigned>(rows), threads, 0, p,
                static_cast<int>(cols), eps);
     };
-    const bool eight = p.k == 8 && threads <= 352;
+    const auto run_bf16 = [&](auto codes) {
+        p.sparse == nullptr&& p.k == 8 && threads <= usual_threads
+            ? run(finish_layer_kernel<bf16, codes(), true>)
+            : run(finish_layer_kernel<bf16, codes(), false>);
+    };
     if (type != Element::bf16) {
-        run(finish_layer_kernel<float, 0, false>);
+        run(finish_layer_kernel<float, false, false>);
     } else if (p.next_codes.codes != nullptr) {
-        eight ? run(finish_layer_kernel<bf16, 8, true>) : run(finish_layer_kernel<bf16, 0, true>);
+        run_bf16(std::true_type{});
     } else {
-        eight ? run(finish_layer_kernel<bf16, 8, false>) : run(finish_layer_kernel<bf16, 0, false>);
+        run_bf16(std::false_type{});
     }
 }
 

@@ -40,24 +40,116 @@ struct Columns {
     }
 };
 
-// mean(x^2 + eps)^-1/2 of the row whose columns the threads hold.
-__device__ float row_scale(const float (&x)[8], int cols, float eps, float* shared) {
+// Eight elements as they lie in memory: rounded, and fetched without being waited for.
+template <class T>
+struct Eight;
+template <>
+struct Eight<bf16> {
+    uint4 bits;
+    __device__ __forceinline__ void fetch(const bf16* row, const Columns& columns) {
+        bits = columns.load_bits(row);
+    }
+    __device__ __forceinline__ void store(bf16* row, const Columns& columns) const {
+        if (columns.inside) *reinterpret_cast<uint4*>(row + columns.first) = bits;
+    }
+    // Two at a time: one conversion where single ones are two, and slow.
+    __device__ __forceinline__ void round(const float (&x)[8]) {
+        bits = make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
+    }
+    __device__ __forceinline__ void unpack(float (&x)[8]) const { unpack8(bits, x); }
+    // A sum of two bf16 rounded once is what an addition of bf16 gives.
+    __device__ __forceinline__ void add(const Eight& other) {
+        bits = make_uint4(sum(bits.x, other.bits.x), sum(bits.y, other.bits.y), sum(bits.z, other.bits.z),
+                          sum(bits.w, other.bits.w));
+    }
+    __device__ static __forceinline__ std::uint32_t sum(std::uint32_t a, std::uint32_t b) {
+        const __nv_bfloat162 both = __hadd2_rn(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                               *reinterpret_cast<const __nv_bfloat162*>(&b));
+        return *reinterpret_cast<const std::uint32_t*>(&both);
+    }
+};
+template <>
+struct Eight<float> {
+    float x[8];
+    __device__ __forceinline__ void fetch(const float* row, const Columns& columns) { columns.load(row, x); }
+    __device__ __forceinline__ void store(float* row, const Columns& columns) const { columns.store(row, x); }
+    __device__ __forceinline__ void round(const float (&y)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = y[i];
+    }
+    __device__ __forceinline__ void unpack(float (&y)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = x[i];
+    }
+    __device__ __forceinline__ void add(const Eight& other) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] += other.x[i];
+    }
+};
+
+// x = rb(x)
+template <class T>
+__device__ __forceinline__ void round8(float (&x)[8]) {
+    Eight<T> rounded;
+    rounded.round(x);
+    rounded.unpack(x);
+}
+
+// The columns of a norm's weight; ones where there is none.
+__device__ __forceinline__ void load_weight(const float* weight, const Columns& columns, float (&w)[8]) {
+    if (weight != nullptr) {
+        columns.load(weight, w);
+    } else {
+#pragma unroll
+        for (float& v : w) v = 1;
+    }
+}
+
+// Each x becomes its sum over the block, by one barrier, in the order of block_sum. The block is of whole
+// warps; two calls in a row need two such places.
+template <int N>
+__device__ __forceinline__ void block_sums(float (&x)[N], float (*shared)[32]) {
+    const int warps = static_cast<int>(blockDim.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (float& v : x) v = warp_sum(v);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        if (lane == 0) shared[n][threadIdx.x / 32] = x[n];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) x[n] = warp_sum(lane < warps ? shared[n][lane] : 0.0f);
+}
+
+__device__ __forceinline__ float sum_of_squares(const float (&x)[8]) {
     float sum = 0;
 #pragma unroll
     for (const float v : x) sum += v * v;
-    return 1.0f / sqrtf(block_sum(sum, shared) / static_cast<float>(cols) + eps);
+    return sum;
+}
+
+// mean(x^2 + eps)^-1/2 of a row, from the sum of its squares.
+__device__ __forceinline__ float scale_of_row(float squares, int cols, float eps) {
+    return 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
+}
+// The same of the row whose columns the threads hold.
+__device__ __forceinline__ float row_scale(const float (&x)[8], int cols, float eps, float* shared) {
+    return scale_of_row(block_sum(sum_of_squares(x), shared), cols, eps);
+}
+
+// x = x * scale * w
+__device__ __forceinline__ void scale8(float (&x)[8], float scale, const float (&w)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = x[i] * scale * w[i];
 }
 
 // x = rb(x * scale * weight); without a weight, rb(x * scale).
 template <class T>
 __device__ void normalise(float (&x)[8], float scale, const float* weight, const Columns& columns) {
     float w[8];
-    if (weight != nullptr) columns.load(weight, w);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float y = x[i] * scale;
-        x[i] = rounded<T>(weight == nullptr ? y : y * w[i]);
-    }
+    load_weight(weight, columns, w);
+    scale8(x, scale, w);
+    round8<T>(x);
 }
 
 // The row whose columns the threads hold, in E4M3 with one scale. By the whole block.
