@@ -143,7 +143,10 @@ TEST_P(Attention, AgainstTheOracle) {
           {16, 8, 256, 300, 200, true},
           {16, 2, 512, 290, 200, false},
           {16, 2, 512, 120, 130, true},
-          {6, 2, 256, 150, 140, false}}) {
+          {6, 2, 256, 150, 140, false},
+          // More tiles than a warp has lanes.
+          {16, 8, 256, 2200, 5, true},
+          {16, 2, 512, 2200, 5, true}}) {
         const std::int64_t capacity = (s.cached + s.rows + 2 * page_tokens - 1) / page_tokens * page_tokens;
         const Sequence x = sequence(s);
         for (const std::int64_t window : {std::int64_t{37}, std::int64_t{100000}}) {

@@ -1,4 +1,5 @@
 // The parts of attention, which blocks made of a row's keys, brought together.
+#include "backend/cuda/attention_parts.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/row_norm.cuh"
@@ -65,8 +66,9 @@ struct Shares {
     float share[Splits], whole;
 };
 
-// One warp per row and head, of which a lane has four columns of each 128.
-template <int Splits, int Fours>
+// One warp per row and head, of which a lane has four columns of each 128. Fragments: they lie as
+// attention_parts.h says.
+template <int Splits, int Fours, bool Fragments>
 __global__ void __launch_bounds__(256) attention_merge_kernel(const float* sums, const float2* part_ends,
                                                               std::int64_t count, int dim, bf16* out) {
     begin_kernel();
@@ -88,15 +90,21 @@ __global__ void __launch_bounds__(256) attention_merge_kernel(const float* sums,
 #pragma unroll
     for (int i = 0; i < Fours; ++i) {
         const float4 four = shares.merged(x, i);
-        if (first + 128 * i < dim) {
-            *reinterpret_cast<uint2*>(out + at * dim + first + 128 * i) =
-                make_uint2(pack2(four.x, four.y), pack2(four.z, four.w));
+        uint2 bits = make_uint2(pack2(four.x, four.y), pack2(four.z, four.w));
+        int column = first + 128 * i;
+        if (Fragments) {
+            // A lane and its neighbour exchange two columns: four in a row for each.
+            const bool odd = threadIdx.x % 2 != 0;
+            const std::uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? bits.x : bits.y, 1);
+            bits = odd ? make_uint2(got, bits.y) : make_uint2(bits.x, got);
+            column = column / 16 * 16 + (odd ? 8 : 0) + column / 8 % 2 * 4;
         }
+        if (column < dim) *reinterpret_cast<uint2*>(out + at * dim + column) = bits;
     }
 }
 
 // One block per row, eight columns of a head a thread: the same numbers, and in E4M3.
-template <int Splits>
+template <int Splits, bool Fragments>
 __global__ void attention_merge_in_e4m3_kernel(const float* sums, const float2* part_ends, int heads, int dim,
                                                bf16* out, E4m3Target codes) {
     begin_kernel();
@@ -113,13 +121,22 @@ __global__ void attention_merge_in_e4m3_kernel(const float* sums, const float2* 
     }
     __syncwarp();
     const Shares<Splits> shares(Ends<Splits>(part_ends, row * heads + first / dim, count));
-    float v[8];
+    const float4 low = shares.merged(x, 0), high = shares.merged(x, 1);
+    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (Fragments) {
+        // Of 16 columns in a row this thread has four of the first eight and four of the others, and its
+        // neighbour the rest.
+        const bool odd = threadIdx.x % 2 != 0;
+        const float first_half[4] = {v[0], v[1], v[4], v[5]}, second_half[4] = {v[2], v[3], v[6], v[7]};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const float4 four = shares.merged(x, i);
-        v[4 * i] = rounded<bf16>(four.x), v[4 * i + 1] = rounded<bf16>(four.y);
-        v[4 * i + 2] = rounded<bf16>(four.z), v[4 * i + 3] = rounded<bf16>(four.w);
+        for (int i = 0; i < 4; ++i) {
+            const float got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first_half[i] : second_half[i], 1);
+            v[i] = odd ? got : first_half[i];
+            v[4 + i] = odd ? second_half[i] : got;
+        }
     }
+#pragma unroll
+    for (float& y : v) y = rounded<bf16>(y);
     columns.store(out + row * cols, v);
     if (!columns.inside) {
 #pragma unroll
@@ -128,32 +145,38 @@ __global__ void attention_merge_in_e4m3_kernel(const float* sums, const float2* 
     quantise(v, cols, columns, codes, shared);
 }
 
-}  // namespace
-
-void merge_attention(Context& c, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
-                     int splits, void* out, const E4m3Target& codes) {
+// Launches the kernel for a number of parts that a kernel of attention makes.
+template <int Splits, bool Fragments>
+void merge(Context& c, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
+           void* out, const E4m3Target& codes) {
     if (c.failed() || rows == 0) return;
     auto* to = static_cast<bf16*>(out);
     const std::int64_t count = rows * heads;
     if (codes.codes == nullptr) {
-        const auto merge = [&](auto kernel) {
-            launch(c, "attention", kernel, static_cast<unsigned>((count + 7) / 8), 256, 0, sums, ends, count,
-                   dim, to);
-        };
-        const bool few = splits == 2;
-        if (dim <= 128) {
-            merge(few ? attention_merge_kernel<2, 1> : attention_merge_kernel<most_splits, 1>);
-        } else if (dim <= 256) {
-            merge(few ? attention_merge_kernel<2, 2> : attention_merge_kernel<most_splits, 2>);
-        } else {
-            merge(few ? attention_merge_kernel<2, 4> : attention_merge_kernel<most_splits, 4>);
-        }
+        auto* kernel = dim <= 128   ? attention_merge_kernel<Splits, 1, Fragments>
+                       : dim <= 256 ? attention_merge_kernel<Splits, 2, Fragments>
+                                    : attention_merge_kernel<Splits, 4, Fragments>;
+        launch(c, "attention", kernel, static_cast<unsigned>((count + 7) / 8), 256, 0, sums, ends, count, dim,
+               to);
         return;
     }
     const unsigned threads = row_threads(c, static_cast<std::int64_t>(heads) * dim);
-    launch(c, "attention",
-           splits == 2 ? attention_merge_in_e4m3_kernel<2> : attention_merge_in_e4m3_kernel<most_splits>,
-           static_cast<unsigned>(rows), threads, 0, sums, ends, heads, dim, to, codes);
+    launch(c, "attention", attention_merge_in_e4m3_kernel<Splits, Fragments>, static_cast<unsigned>(rows),
+           threads, 0, sums, ends, heads, dim, to, codes);
+}
+
+}  // namespace
+
+void merge_attention(Context& c, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
+                     int splits, void* out, const E4m3Target& codes) {
+    const auto run = splits == 2 ? merge<2, false> : merge<most_splits, false>;
+    run(c, sums, ends, rows, heads, dim, out, codes);
+}
+
+void merge_attention_fragments(Context& c, const float* sums, const float2* ends, std::int64_t rows,
+                               int heads, int dim, int splits, void* out, const E4m3Target& codes) {
+    const auto run = splits == 2 ? merge<2, true> : merge<most_splits, true>;
+    run(c, sums, ends, rows, heads, dim, out, codes);
 }
 
 }  // namespace dgemma::backend::cuda

@@ -5,10 +5,15 @@
 // canvas's keys cut into parts by its own context alone, so that neither neighbours nor cuts of a prompt
 // change a bit.
 //
+// While the matrix unit sums a tile's values, the next tile's scores become weights; the order of the sums is
+// the plain one.
+//
 // Heads of 256: a block has 128 query rows, 64 for each multiplying warpgroup, and two tiles of keys and
 // values on their way. Heads of 512: 64 rows; each warpgroup scores half of a tile's keys, both share the
 // weights, and each sums half of the columns.
+#include "backend/cuda/attention_parts.h"
 #include "backend/cuda/sm90_attention.cuh"
+#include "backend/cuda/sm90_attention_weights.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -16,47 +21,32 @@ namespace {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// 2^x, of which what is below the smallest normal number is zero.
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // A word that all lanes have, where the compiler sees that they do: what is made of it stays out of the
 // lanes' registers, from which each operand of a matrix instruction would have to be brought.
 __device__ __forceinline__ std::uint32_t same_in_warp(std::uint32_t word) {
     return __reduce_or_sync(0xFFFFFFFFu, word);
 }
 
-// Half `H` of a thread's sums: a row of the block's, from column0 on. By whole warps.
+// Half `H` of a thread's sums: what it has of a row, whose columns begin at column0. `place`: of the row and
+// head among all.
 template <int Dim, int H>
-__device__ __forceinline__ void write_row(const Problem& problem, const Task& task, int row, int column0,
+__device__ __forceinline__ void write_row(const Problem& problem, const Task& task, int place, int column0,
                                           float top, float sum, const float (&out)[128]) {
     const AttentionPointers& p = problem.p;
-    const int packed = task.packed0 + row, lane = static_cast<int>(threadIdx.x) % 4;
-    const bool valid = packed < task.packed_rows;
-    const std::int64_t at =
-        static_cast<std::int64_t>(task.segment.first_row + packed / task.group) * p.heads +
-        task.kv_head * task.group + packed % task.group;
+    const int lane = static_cast<int>(threadIdx.x) % 4;
     if (problem.splits > 1) {
-        const std::int64_t part = task.split * p.rows * p.heads + at;
-        if (valid && column0 + lane == 0) problem.ends[part] = make_float2(top, sum);
-        // Of two times eight columns a lane has two and two; its neighbour and it make four of each.
-        const bool odd = lane % 2 != 0;
-        float* to = problem.sums + part * Dim + column0 + (odd ? 8 : 0) + lane / 2 * 4;
+        const std::int64_t part = task.split * p.rows * p.heads + place;
+        if (column0 + lane == 0) problem.ends[part] = make_float2(top, sum);
+        float* to = problem.sums + part * Dim + column0 + 4 * lane;  // attention_parts.h
 #pragma unroll
         for (int j = 0; j < 32; j += 2) {
-            const float a0 = out[4 * j + 2 * H], a1 = out[4 * j + 2 * H + 1];
-            const float b0 = out[4 * j + 4 + 2 * H], b1 = out[4 * j + 5 + 2 * H];
-            const float got0 = __shfl_xor_sync(0xFFFFFFFFu, odd ? a0 : b0, 1);
-            const float got1 = __shfl_xor_sync(0xFFFFFFFFu, odd ? a1 : b1, 1);
-            const float4 four = odd ? make_float4(got0, got1, b0, b1) : make_float4(a0, a1, got0, got1);
-            if (valid) *reinterpret_cast<float4*>(to + 8 * j) = four;
+            *reinterpret_cast<float4*>(to + 8 * j) =
+                make_float4(out[4 * j + 2 * H], out[4 * j + 2 * H + 1], out[4 * j + 4 + 2 * H],
+                            out[4 * j + 4 + 2 * H + 1]);
         }
-    } else if (valid) {
+    } else {
         const float share = 1.0f / sum;
-        bf16* to = static_cast<bf16*>(p.out) + at * Dim + column0 + lane * 2;
+        bf16* to = static_cast<bf16*>(p.out) + static_cast<std::int64_t>(place) * Dim + column0 + lane * 2;
 #pragma unroll
         for (int j = 0; j < 32; ++j)
             *reinterpret_cast<std::uint32_t*>(to + 8 * j) =
@@ -66,26 +56,25 @@ __device__ __forceinline__ void write_row(const Problem& problem, const Task& ta
 
 // The multiplying warpgroups fetch their queries themselves: 64 rows for each, or, of wide heads, for both.
 template <int Dim>
-__device__ void copy_queries(const Problem& problem, const Task& task, Shared<Dim>& s) {
+__device__ void copy_queries(const Problem& problem, Shared<Dim>& s) {
     constexpr bool wide = Plan<Dim>::wide;
     constexpr int together = wide ? 256 : 128, in_row = Dim / 8, step = together / in_row;
     const int t = static_cast<int>(threadIdx.x) - copiers, warpgroup = t / 128;
     const int piece = t % together % in_row, row0 = (wide ? 0 : 64 * warpgroup) + t % together / in_row;
-    int token = (task.packed0 + row0) / task.group, member = (task.packed0 + row0) % task.group;
-    const int tokens_on = step / task.group, members_on = step % task.group;
+    constexpr int repeat = 8 / step;  // copies after which the swizzle is the same
+    std::uint32_t to[repeat];
+#pragma unroll
+    for (int i = 0; i < repeat; ++i)
+        to[i] = shared_address(s.q[piece / 8] + swizzled(row0 + i * step, piece % 8));
+    int place[64 / step];
+#pragma unroll
+    for (int i = 0; i < 64 / step; ++i) place[i] = s.place[row0 + i * step];
+    wait_for_previous_kernel();
 #pragma unroll
     for (int i = 0; i < 64 / step; ++i) {
-        const int r = row0 + i * step;
-        const bool valid = task.packed0 + r < task.packed_rows;
         const bf16* from = static_cast<const bf16*>(problem.p.q) +
-                           (static_cast<std::int64_t>(task.segment.first_row + token) * problem.p.heads +
-                            task.kv_head * task.group + member) *
-                               Dim +
-                           piece * 8;
-        copy16_async(shared_address(s.q[piece / 8] + swizzled(r, piece % 8)),
-                     valid ? from : static_cast<const bf16*>(problem.p.q), valid);
-        token += tokens_on, member += members_on;
-        if (member >= task.group) member -= task.group, ++token;
+                           static_cast<std::int64_t>(max(place[i], 0)) * Dim + piece * 8;
+        copy16_async(to[i % repeat] + i / repeat * (8 * 128), from, place[i] >= 0);
     }
     commit_copies();
     wait_copies<0>();
@@ -93,82 +82,19 @@ __device__ void copy_queries(const Problem& problem, const Task& task, Shared<Di
     asm volatile("bar.sync %0, %1;\n" ::"r"(3 + (wide ? 0 : warpgroup)), "n"(together) : "memory");
 }
 
-// What a thread of a multiplying warpgroup knows of its two rows, and what it does with their scores.
+// The lower words of the descriptors of what a warpgroup multiplies: its queries; of the first stage its keys
+// and, by rows, its columns of the values; of wide heads the weights.
 template <int Dim>
-struct Weighing {
+struct Words {
     using P = Plan<Dim>;
-    static constexpr int own_keys = P::wide ? 32 : 64;
-    static constexpr int count = own_keys / 2;  // scores of a thread
-
-    // Of the keys of a tile, scores become weights.
-    __device__ __forceinline__ void weigh(const Task& task, Shared<Dim>& s, int tile,
-                                          float (&scores)[count]) {
-        const int first = tile * keys_of_tile;
-        if (first < task.all_begin || first + keys_of_tile > task.all_end) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int at = first + key0 + lane % 4 * 2;
-                const int begin = s.begin[row0 + 8 * h] - at, end = s.end[row0 + 8 * h] - at;
-#pragma unroll
-                for (int j = 0; j < own_keys / 8; ++j) {
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        if (8 * j + c < begin || 8 * j + c >= end) scores[4 * j + 2 * h + c] = -INFINITY;
-                    }
-                }
-            }
-        }
-        float highest[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float high = -INFINITY;
-#pragma unroll
-            for (int j = 0; j < own_keys / 8; ++j)
-                high = fmaxf(high, fmaxf(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]));
-            high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFFu, high, 1));
-            high = fmaxf(high, __shfl_xor_sync(0xFFFFFFFFu, high, 2));
-            highest[h] = high;
-            if (P::wide && lane % 4 == 0) s.top[warpgroup][row0 + 8 * h] = high;
-        }
-        if (P::wide) {
-            // Both have their maxima, and are through with the weights of the tile before.
-            asm volatile("bar.sync 1, 256;\n" ::: "memory");
-#pragma unroll
-            for (int h = 0; h < 2; ++h) highest[h] = fmaxf(highest[h], s.top[1 - warpgroup][row0 + 8 * h]);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const float higher = fmaxf(top[h], highest[h]);
-            const float base = higher == -INFINITY ? 0.0f : higher;
-            // Exactly one where the maximum is the old one.
-            keep[h] = power_of_two((top[h] - base) * log2e);
-            top[h] = higher;
-            const float below = base * -log2e;
-            float added = 0;
-#pragma unroll
-            for (int j = 0; j < own_keys / 8; ++j) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    float& x = scores[4 * j + 2 * h + c];
-                    x = power_of_two(fmaf(x, log2e, below));
-                    added += x;
-                }
-            }
-            sum[h] = sum[h] * keep[h] + added;
-        }
-    }
-    // The sums of the tiles before, for which another maximum may have held.
-    __device__ __forceinline__ void rescale(float (&out)[128]) const {
-        if (!__any_sync(0xFFFFFFFFu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
-#pragma unroll
-        for (int j = 0; j < 32; ++j) {
-            out[4 * j] *= keep[0], out[4 * j + 1] *= keep[0];
-            out[4 * j + 2] *= keep[1], out[4 * j + 3] *= keep[1];
-        }
-    }
-
-    int warpgroup, lane, row0, key0;  // rows row0 and row0 + 8; the tile's keys from key0 on
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, keep[2] = {1, 1};
+    __device__ __forceinline__ Words(const Shared<Dim>& s, int warpgroup, int key0)
+        : q(same_in_warp(tile_descriptor_word(shared_address(s.q[0] + (P::wide ? 0 : warpgroup * slab))))),
+          k(same_in_warp(tile_descriptor_word(shared_address(s.k[0][0] + key0 * 64)))),
+          v(same_in_warp(tile_descriptor_word(shared_address(s.v[0][P::wide ? 4 * warpgroup : 0])) +
+                         ((of_slab - 1) << 16))),
+          weights(same_in_warp(tile_descriptor_word(shared_address(s.weights)))) {}
+    static constexpr int of_slab = slab * 2 >> 4;  // in a descriptor's unit
+    std::uint32_t q, k, v, weights;
 };
 
 // A multiplying warpgroup. While the matrix unit sums a tile's values, the next tile's scores, asked for
@@ -177,33 +103,23 @@ template <int Dim>
 __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s) {
     using P = Plan<Dim>;
     using W = Weighing<Dim>;
-    constexpr int words_of_slab = slab * 2 >> 4;  // in a descriptor's unit
     const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
     W w{warpgroup, lane, (P::wide ? 0 : 64 * warpgroup) + warp * 16 + lane / 4, P::wide ? 32 * warpgroup : 0};
     const auto release = [&](std::uint64_t* barrier) {
         if (lane == 0) barrier_arrive(barrier);
     };
-    // Of the queries; of the first stage's keys and, by rows, values.
-    const auto queries_word = [&] {
-        return same_in_warp(tile_descriptor_word(shared_address(s.q[0] + (P::wide ? 0 : warpgroup * slab))));
-    };
-    const auto keys_word = [&] {
-        return same_in_warp(tile_descriptor_word(shared_address(s.k[0][0] + w.key0 * 64)));
-    };
-    const auto values_word = [&] {
-        return same_in_warp(tile_descriptor_word(shared_address(s.v[0][P::wide ? 4 * warpgroup : 0])) +
-                            ((words_of_slab - 1) << 16));
-    };
     float out[128];
 #pragma unroll
     for (int i = 0; i < 128; ++i) out[i] = 0;
+    copy_queries<Dim>(problem, s);
     float scores[W::count];
-    const auto start_scores = [&](int stage, std::uint32_t q_word, std::uint32_t k_word) {
+    std::uint32_t weights[P::wide ? 1 : 4][4];
+    const auto start_scores = [&](const Words<Dim>& words, int stage) {
 #pragma unroll
         for (int c = 0; c < P::slabs; ++c) {
-            const std::uint32_t a = q_word + c * (P::rows * 128 >> 4);
-            const std::uint32_t b = k_word + (stage * P::slabs + c) * words_of_slab;
+            const std::uint32_t a = words.q + c * (P::rows * 128 >> 4);
+            const std::uint32_t b = words.k + (stage * P::slabs + c) * words.of_slab;
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 WarpgroupMultiply<W::own_keys, false>::run(scores, tile_descriptor_of(a + 2 * i),
@@ -211,101 +127,105 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
         }
         warpgroup_commit();
     };
-    copy_queries<Dim>(problem, task, s);
-    if (task.first_tile < task.end_tile) {
+    // Of wide heads both warpgroups bring their weights together, in turn in one of two places.
+    const auto bring_weights = [&](int place) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int j = 0; j < W::own_keys / 8; ++j) {
+                bf16* to = s.weights + place * slab + swizzled(w.row0 + 8 * h, w.key0 / 8 + j) + lane % 4 * 2;
+                *reinterpret_cast<std::uint32_t*>(to) =
+                    pack2(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]);
+            }
+        }
+        fence_copy_engine();
+        asm volatile("bar.sync 2, 256;\n" ::: "memory");
+    };
+    const auto pack_weights = [&] {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                weights[i][j] = pack2(scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]);
+        }
+    };
+    const auto start_values = [&](const Words<Dim>& words, int stage, int place) {
+        const std::uint32_t b = words.v + stage * P::slabs * words.of_slab;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (P::wide) {
+                WarpgroupMultiply<256, true>::run(
+                    out, tile_descriptor_of(words.weights + place * words.of_slab + 2 * i),
+                    tile_descriptor_of(b + 128 * i), true);
+            } else {
+                warpgroup_multiply_registers(out, weights[i], tile_descriptor_of(b + 128 * i));
+            }
+        }
+        warpgroup_commit();
+    };
+    const int tiles = task.end_tile - task.first_tile;
+    if (tiles > 0) {
+        const auto stage_of = [](int n) { return n % P::stages; };
+        const auto phase_of = [](int n) { return n / P::stages % 2; };
+        Words<Dim> words(s, warpgroup, w.key0);
+        barrier_wait(&s.k_full[0], 0);
+        fence_copy_engine();
+        warpgroup_begin();
+        start_scores(words, 0);
+        warpgroup_wait<0>();
+        hold(scores);
+        release(&s.k_empty[0]);
+        w.weigh(task, s, task.first_tile, scores);
         if constexpr (P::wide) {
-            int phase = 0;
-            for (int tile = task.first_tile; tile < task.end_tile; ++tile, phase ^= 1) {
-                const std::uint32_t q_word = queries_word(), k_word = keys_word();
-                barrier_wait(&s.k_full[0], phase);
-                fence_copy_engine();
-                warpgroup_begin();
-                start_scores(0, q_word, k_word);
-                warpgroup_wait<0>();
-                hold(scores);
-                release(&s.k_empty[0]);
-                w.weigh(task, s, tile, scores);
-                w.rescale(out);
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-#pragma unroll
-                    for (int j = 0; j < W::own_keys / 8; ++j) {
-                        bf16* to = s.weights + swizzled(w.row0 + 8 * h, w.key0 / 8 + j) + lane % 4 * 2;
-                        *reinterpret_cast<std::uint32_t*>(to) =
-                            pack2(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]);
-                    }
-                }
-                fence_copy_engine();
-                asm volatile("bar.sync 2, 256;\n" ::: "memory");
-                barrier_wait(&s.v_full[0], phase);
-                fence_copy_engine();
-                const std::uint32_t a = same_in_warp(tile_descriptor_word(shared_address(s.weights)));
-                const std::uint32_t v_word = values_word();
-                warpgroup_begin();
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    WarpgroupMultiply<256, true>::run(out, tile_descriptor_of(a + 2 * i),
-                                                      tile_descriptor_of(v_word + 128 * i), true);
-                warpgroup_commit();
-                warpgroup_wait<0>();
-                hold(out);
-                release(&s.v_empty[0]);
-            }
+            bring_weights(0);
         } else {
-            const std::uint32_t q_word = queries_word(), k_word = keys_word(), v_word = values_word();
-            std::uint32_t weights[4][4];
-            const auto pack = [&] {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j)
-                        weights[i][j] = pack2(scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]);
-                }
-            };
-            const auto start_values = [&](int stage) {
-                const std::uint32_t b = v_word + stage * P::slabs * words_of_slab;
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    warpgroup_multiply_registers(out, weights[i], tile_descriptor_of(b + 128 * i));
-                warpgroup_commit();
-            };
-            barrier_wait(&s.k_full[0], 0);
+            pack_weights();
+        }
+        const auto wait_for_keys = [&](int n) {
+            if (n < tiles) barrier_wait(&s.k_full[stage_of(n)], phase_of(n));
+        };
+        if (!P::wide) wait_for_keys(1);
+        for (int n = 1; n < tiles; ++n) {
+            const int stage = stage_of(n), before = stage_of(n - 1);
+            if (P::wide) {
+                words = Words<Dim>(s, warpgroup, w.key0);  // else their sums are kept in lanes' registers
+                wait_for_keys(n);
+            } else {
+                barrier_wait(&s.v_full[before], phase_of(n - 1));
+            }
             fence_copy_engine();
             warpgroup_begin();
-            start_scores(0, q_word, k_word);
-            warpgroup_wait<0>();
-            hold(scores);
-            release(&s.k_empty[0]);
-            w.weigh(task, s, task.first_tile, scores);
-            pack();
-            int stage = 0, phase = 0;
-            for (int tile = task.first_tile + 1; tile < task.end_tile; ++tile) {
-                const int before = stage, phase_before = phase;
-                if (++stage == P::stages) stage = 0, phase ^= 1;
-                // The next keys, whose copying began after that of these values.
-                barrier_wait(&s.k_full[stage], phase);
-                barrier_wait(&s.v_full[before], phase_before);
+            start_scores(words, stage);
+            if (P::wide) {
+                barrier_wait(&s.v_full[before], phase_of(n - 1));
                 fence_copy_engine();
                 warpgroup_begin();
-                start_scores(stage, q_word, k_word);
-                start_values(before);
-                warpgroup_wait<1>();
-                hold(scores);
-                release(&s.k_empty[stage]);
-                w.weigh(task, s, tile, scores);
-                warpgroup_wait<0>();
-                hold(out);
-                release(&s.v_empty[before]);
-                w.rescale(out);
-                pack();
             }
-            barrier_wait(&s.v_full[stage], phase);
-            fence_copy_engine();
-            warpgroup_begin();
-            start_values(stage);
+            start_values(words, before, (n - 1) % 2);
+            warpgroup_wait<1>();
+            hold(scores);
+            release(&s.k_empty[stage]);
+            w.weigh(task, s, task.first_tile + n, scores);
+            hold(scores), hold(w.sum), hold(w.keep);
+            // Either of these also keeps the assembler from having the weighing wait for the values.
+            if constexpr (P::wide) {
+                bring_weights(n % 2);
+            } else {
+                wait_for_keys(n + 1);
+            }
             warpgroup_wait<0>();
             hold(out);
+            release(&s.v_empty[before]);
+            w.rescale(out);
+            if constexpr (!P::wide) pack_weights();
         }
+        const int last = tiles - 1;
+        barrier_wait(&s.v_full[stage_of(last)], phase_of(last));
+        fence_copy_engine();
+        warpgroup_begin();
+        start_values(words, stage_of(last), last % 2);
+        warpgroup_wait<0>();
+        hold(out);
     }
 
 #pragma unroll
@@ -320,8 +240,9 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
         for (int h = 0; h < 2; ++h) w.sum[h] = s.sum[0][w.row0 + 8 * h] + s.sum[1][w.row0 + 8 * h];
     }
     const int column0 = P::wide ? 256 * warpgroup : 0;
-    write_row<Dim, 0>(problem, task, w.row0, column0, w.top[0], w.sum[0], out);
-    write_row<Dim, 1>(problem, task, w.row0 + 8, column0, w.top[1], w.sum[1], out);
+    const int place[2] = {s.place[w.row0], s.place[w.row0 + 8]};
+    if (place[0] >= 0) write_row<Dim, 0>(problem, task, place[0], column0, w.top[0], w.sum[0], out);
+    if (place[1] >= 0) write_row<Dim, 1>(problem, task, place[1], column0, w.top[1], w.sum[1], out);
 }
 
 #endif
@@ -354,9 +275,13 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
     task.packed_rows = task.segment.rows * task.group;
     if (task.packed0 >= task.packed_rows) return;
     if (t < P::rows) {
-        const int token = task.segment.first_row + min(task.packed0 + t, task.packed_rows - 1) / task.group;
+        const int packed = min(task.packed0 + t, task.packed_rows - 1);
+        const int token = task.segment.first_row + packed / task.group;
         s.begin[t] = p.key_begin[token];
         s.end[t] = p.key_end[token];
+        s.place[t] = task.packed0 + t < task.packed_rows
+                         ? token * p.heads + task.kv_head * task.group + packed % task.group
+                         : -1;
     }
     __syncthreads();
     {
@@ -385,7 +310,6 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
         copy_all<Dim>(problem, task, s);
     } else {
         take_registers<232>();
-        wait_for_previous_kernel();
         attend<Dim>(problem, task, s);
     }
 #endif
@@ -410,7 +334,8 @@ void run_attention(Context& c, const AttentionPointers& p) {
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * problem.splits));
     launch(c, "attention", sm90_attention_kernel<Dim>, grid, threads, bytes, problem);
     if (problem.splits > 1)
-        merge_attention(c, problem.sums, problem.ends, p.rows, p.heads, Dim, problem.splits, p.out, p.codes);
+        merge_attention_fragments(c, problem.sums, problem.ends, p.rows, p.heads, Dim, problem.splits, p.out,
+                                  p.codes);
 }
 
 }  // namespace

@@ -33,9 +33,10 @@ struct __align__(1024) Shared {
     bf16 q[P::slabs][P::rows * 64];
     bf16 k[P::stages][P::slabs][slab];
     bf16 v[P::stages][P::slabs][slab];
-    bf16 weights[P::wide ? slab : 8];
+    bf16 weights[P::wide ? 2 * slab : 8];
     float top[2][64], sum[2][64];
     int begin[P::rows], end[P::rows];
+    int place[P::rows];  // of the row and head among all of them, or -1
     std::uint64_t k_full[P::stages], v_full[P::stages], k_empty[P::stages], v_empty[P::stages];
 };
 
@@ -77,34 +78,58 @@ struct Places {
     int offset[repeat];  // in bytes, of the first copies in a tile's slabs
 };
 
+// The position from which on keys are the call's own.
+__device__ __forceinline__ int cached_end(const Task& task) {
+    return task.segment.canvas_position >= 0 ? task.segment.canvas_position : task.highest;
+}
+
+// Where the pages of 32 tiles lie, a tile's in each lane of a warp. A load for each tile would wait for the
+// copies that were asked for before it.
+struct PagesAhead {
+    __device__ __forceinline__ PagesAhead(const Task& task, const void* const* pages) : all(pages) {
+        look_up(task, 0);
+    }
+    // Of the tile `n` of this block's, which come in order.
+    [[nodiscard]] __device__ __forceinline__ const bf16* next(const Task& task, int n) {
+        if (n % 32 == 0 && n > 0) look_up(task, n);
+        return reinterpret_cast<const bf16*>(__shfl_sync(0xFFFFFFFFu, page, n % 32));
+    }
+
+  private:
+    __device__ __forceinline__ void look_up(const Task& task, int n) {
+        static_assert(page_tokens == keys_of_tile);
+        const int tile = task.first_tile + n + static_cast<int>(threadIdx.x) % 32;
+        const bool cached = tile < task.end_tile && tile * keys_of_tile < cached_end(task);
+        page = cached ? reinterpret_cast<unsigned long long>(all[tile % task.segment.ring_pages]) : 0;
+    }
+    const void* const* all;
+    unsigned long long page;
+};
+
 // Keys or values of a tile. Positions that nobody here sees become zeros.
 template <int Dim>
 __device__ void copy_tile(const bf16* to, const Problem& problem, const Task& task, const Places<Dim>& places,
-                          const void* own, const void* const* pages, int tile) {
+                          const void* own, const bf16* page, int tile) {
     using P = Places<Dim>;
     const int first = tile * keys_of_tile, end = first + keys_of_tile;
     const DeviceSegment& segment = task.segment;
-    const int cached_end = segment.canvas_position >= 0 ? segment.canvas_position : task.highest;
+    const int cached = cached_end(task);
     const int width = problem.p.kv_heads * Dim;
     std::uint32_t base[P::repeat];
 #pragma unroll
     for (int i = 0; i < P::repeat; ++i)
         base[i] = shared_address(to) + static_cast<std::uint32_t>(places.offset[i]);
-    const bf16* page = nullptr;
-    if (first < cached_end) {
-        page = static_cast<const bf16*>(pages[first / static_cast<int>(page_tokens) % segment.ring_pages]) +
-               (static_cast<std::int64_t>(task.kv_head) * page_tokens + places.key) * Dim + places.piece * 8;
-    }
+    page += (static_cast<std::int64_t>(task.kv_head) * page_tokens + places.key) * Dim + places.piece * 8;
     const bf16* rows =
         static_cast<const bf16*>(own) +
         static_cast<std::int64_t>(segment.first_row + first - segment.canvas_position + places.key) * width +
         task.kv_head * Dim + places.piece * 8;
     const bool all_seen = first >= task.lowest && end <= task.highest;
     const auto to_place = [&](int i) { return base[i % P::repeat] + i / P::repeat * (8 * 128); };
-    if (all_seen && end <= cached_end) {
+    if (all_seen && end <= cached) {
 #pragma unroll
         for (int i = 0; i < P::count; ++i) copy16_async(to_place(i), page + i * P::step * Dim, true);
-    } else if (all_seen && first >= cached_end) {
+    } else if (all_seen && first >= cached) {
 #pragma unroll
         for (int i = 0; i < P::count; ++i, rows += P::step * width) copy16_async(to_place(i), rows, true);
     } else {
@@ -112,8 +137,8 @@ __device__ void copy_tile(const bf16* to, const Problem& problem, const Task& ta
         for (int i = 0; i < P::count; ++i) {
             const int position = first + places.key + i * P::step;
             const bool seen = position >= task.lowest && position < task.highest;
-            const bf16* from = position < cached_end ? page + i * P::step * Dim
-                                                     : rows + static_cast<std::int64_t>(i * P::step) * width;
+            const bf16* from = position < cached ? page + i * P::step * Dim
+                                                 : rows + static_cast<std::int64_t>(i * P::step) * width;
             copy16_async(to_place(i), seen ? from : static_cast<const bf16*>(problem.p.q), seen);
         }
     }
@@ -126,23 +151,37 @@ template <int Dim>
 __device__ void copy_all(const Problem& problem, const Task& task, Shared<Dim>& s) {
     using P = Plan<Dim>;
     const Places<Dim> places(static_cast<int>(threadIdx.x));
-    int stage = 0, phase = 0, tile = task.first_tile;
-    const auto copy_both = [&] {
-        barrier_wait(&s.k_empty[stage], phase ^ 1);
-        copy_tile<Dim>(s.k[stage][0], problem, task, places, problem.p.k, task.segment.keys, tile);
+    int keys = task.first_tile, values = task.first_tile;  // the next to be copied
+    PagesAhead key_pages(task, task.segment.keys), value_pages(task, task.segment.values);
+    const auto copy_keys = [&] {
+        const int n = keys - task.first_tile, stage = n % P::stages;
+        const bf16* page = key_pages.next(task, n);
+        barrier_wait(&s.k_empty[stage], n / P::stages % 2 ^ 1);
+        copy_tile<Dim>(s.k[stage][0], problem, task, places, problem.p.k, page, keys++);
         barrier_arrive_after_copies(&s.k_full[stage]);
-        barrier_wait(&s.v_empty[stage], phase ^ 1);
-        copy_tile<Dim>(s.v[stage][0], problem, task, places, problem.p.v, task.segment.values, tile);
+    };
+    const auto copy_values = [&] {
+        const int n = values - task.first_tile, stage = n % P::stages;
+        const bf16* page = value_pages.next(task, n);
+        barrier_wait(&s.v_empty[stage], n / P::stages % 2 ^ 1);
+        copy_tile<Dim>(s.v[stage][0], problem, task, places, problem.p.v, page, values++);
         barrier_arrive_after_copies(&s.v_full[stage]);
-        if (++stage == P::stages) stage = 0, phase ^= 1;
-        ++tile;
     };
     // A pass with a canvas writes nothing to the cache.
     for (int i = 0; i < P::stages; ++i) {
-        if (tile < task.end_tile && (tile + 1) * keys_of_tile <= task.segment.canvas_position) copy_both();
+        if (keys < task.end_tile && (keys + 1) * keys_of_tile <= task.segment.canvas_position)
+            copy_keys(), copy_values();
     }
     wait_for_previous_kernel();
-    while (tile < task.end_tile) copy_both();
+    // Of wide heads, a tile's keys are done with before the values of the tile before.
+    while (values < task.end_tile) {
+        const bool ahead = P::wide && values > task.first_tile;
+        if (keys < task.end_tile && keys <= values + (ahead ? 1 : 0)) {
+            copy_keys();
+        } else {
+            copy_values();
+        }
+    }
     commit_copies();
     wait_copies<0>();
 }
