@@ -4,6 +4,7 @@
 // In bf16 the scores are stored as the contract rounds them (before the softcap), so zt can be had again
 // exactly.
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/gated.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 
@@ -12,6 +13,8 @@ namespace dgemma::backend::cuda {
 namespace {
 
 constexpr int threads = 512;
+constexpr int probability_threads = 256, rounds = 4;
+constexpr int probabilities_of_block = probability_threads * rounds * 8;
 constexpr float log2e = 1.4426950408889634f;
 
 // 2^x and 1 / x to about two ulps.
@@ -26,17 +29,24 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// From a score to zt. Scores in bf16 are coarse: there the hyperbolic tangent may be off by 1e-7.
+// From a score to zt. Scores in bf16 are coarse: there zt may be off by a few 1e-7 of itself.
 template <class T>
 struct Scores {
     float softcap, temperature, by_softcap, by_temperature, turn;
+    float
+        series[5];  // of zt / score in the square of the score, for scores that are small beside the softcap
 
     explicit __device__ Scores(const LogitsForm& form)
         : softcap(form.softcap),
           temperature(form.temperature),
           by_softcap(1.0f / form.softcap),
           by_temperature(1.0f / form.temperature),
-          turn(2.0f * log2e / form.softcap) {}
+          turn(2.0f * log2e / form.softcap) {
+        constexpr float tangent[5] = {1.0f, -0.333332875f, 0.13328464f, -0.0531467447f, 0.017295752f};
+        float scale = by_temperature;
+#pragma unroll
+        for (int i = 0; i < 5; ++i, scale *= by_softcap * by_softcap) series[i] = tangent[i] * scale;
+    }
 
     // Correctly rounded: one product, one correction.
     static __device__ float divide(float x, float y, float by_y) {
@@ -59,10 +69,9 @@ struct Scores {
         if (largest <= 0.55f * softcap) {
 #pragma unroll
             for (float& v : x) {
-                const float u = v * by_softcap, s = u * u;
-                const float series =
-                    fmaf(fmaf(fmaf(0.017295752f, s, -0.0531467447f), s, 0.13328464f), s, -0.333332875f);
-                v = divide(softcap * fmaf(u * s, series, u), temperature, by_temperature);
+                const float s = v * v;
+                v *=
+                    fmaf(fmaf(fmaf(fmaf(series[4], s, series[3]), s, series[2]), s, series[1]), s, series[0]);
             }
         } else {
 #pragma unroll
@@ -132,6 +141,40 @@ __device__ Tally merge_warp(Tally t) {
     return t;
 }
 
+// exp(x - base) for eight numbers of a row that is stored in T, added up. What is stored in bf16 may be off
+// by some 1e-6: there one multiply-add is an exponent.
+template <class T>
+struct Exponentials {
+    float base = 0;  // in turns of log2 e where T is bf16
+    float sum = 0, product = 0;
+
+    __device__ void begin(float max) { base = sizeof(T) == 4 ? max : max * log2e; }
+    __device__ float exponent(float x) const {
+        return sizeof(T) == 4 ? (x - base) * log2e : fmaf(x, log2e, -base);
+    }
+    __device__ void add(float x) { sum += power_of_two(exponent(x)); }
+    __device__ void add_with_product(float x) {
+        const float e = exponent(x), weight = power_of_two(e);
+        sum += weight;
+        product = fmaf(weight, sizeof(T) == 4 ? x - base : e, product);
+    }
+    // Of exp(x - base) (x - base).
+    [[nodiscard]] __device__ float plain_product() const {
+        return sizeof(T) == 4 ? product : product * (1.0f / log2e);
+    }
+};
+
+// Rounds eight numbers, in bf16 two at a time.
+template <class T>
+__device__ __forceinline__ void round8(float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        if (sizeof(T) == 4) continue;
+        const std::uint32_t both = pack2(x[i], x[i + 1]);
+        x[i] = lower_half(both), x[i + 1] = upper_half(both);
+    }
+}
+
 template <class T, bool Given>
 __global__ void __launch_bounds__(threads)
     statistics_kernel(const T* scores, int vocab, bool vectors, float softcap, const float* temperature,
@@ -143,33 +186,47 @@ __global__ void __launch_bounds__(threads)
     const Scores<T> turn(own);
     const T* row = scores + static_cast<std::int64_t>(blockIdx.x) * vocab;
     Tally t;
-    for (int first = static_cast<int>(threadIdx.x) * 8; first < vocab; first += threads * 8) {
+    Exponentials<T> plain, coarse;
+    const auto settle = [&] {
+        t.sum += plain.sum, t.product += plain.plain_product(), t.rounded += coarse.sum;
+        plain.sum = plain.product = coarse.sum = 0;
+    };
+    constexpr float nothing = -1e30f;  // beyond the row's end: its exponential is 0
+    const int begin = static_cast<int>(threadIdx.x) * 8;
+    float ahead[8];  // the next eight, on their way
+    if (begin < vocab) load_scores(row, begin, vocab, vectors, ahead);
+    for (int first = begin; first < vocab; first += threads * 8) {
         float z[8], highest = -INFINITY;
-        load_scores(row, first, vocab, vectors, z);
-        turn.template zt8<Given>(z);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (!vectors && first + i >= vocab) z[i] = -INFINITY;
-            highest = fmaxf(highest, z[i]);
+        for (int i = 0; i < 8; ++i) z[i] = ahead[i];
+        if (first + threads * 8 < vocab) load_scores(row, first + threads * 8, vocab, vectors, ahead);
+        turn.template zt8<Given>(z);
+        if (!vectors) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (first + i >= vocab) z[i] = nothing;
+            }
         }
+#pragma unroll
+        for (const float x : z) highest = fmaxf(highest, x);
         if (highest > t.max) {  // rare, but for the first
+            settle();
             raise<T>(t, highest);
             t.max = highest;
+            plain.begin(highest);
+            coarse.begin(rounded<T>(highest));
 #pragma unroll
             for (int i = 7; i >= 0; --i) {
                 if (z[i] == highest) t.at = first + i;
             }
         }
-        const float rounded_max = rounded<T>(t.max);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (!vectors && first + i >= vocab) break;
-            const float below = z[i] - t.max, weight = power_of_two(below * log2e);
-            t.sum += weight;
-            t.product = fmaf(weight, below, t.product);
-            t.rounded += power_of_two((rounded<T>(z[i]) - rounded_max) * log2e);
-        }
+        for (const float x : z) plain.add_with_product(x);
+        round8<T>(z);
+#pragma unroll
+        for (const float x : z) coarse.add(x);
     }
+    settle();
     t = merge_warp<T>(t);
     if (threadIdx.x % 32 == 0) tallies[threadIdx.x / 32] = t;
     __syncthreads();
@@ -204,24 +261,35 @@ __global__ void probabilities_kernel(const T* scores, int vocab, bool vectors, c
     const LogitsForm own = *form;
     const Scores<T> turn(own);
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.y) * vocab;
-    const float max = rounded<T>(stats[blockIdx.y].max), sum = rounded_sums[blockIdx.y], by_sum = 1.0f / sum;
-    const int first =
-        (static_cast<int>(blockIdx.x) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 8;
-    if (first >= vocab) return;
-    float z[8];
-    load_scores(scores + row, first, vocab, vectors, z);
-    if (own.softcap != 0.0f) turn.template zt8<false>(z);
+    const float sum = rounded_sums[blockIdx.y], by_sum = 1.0f / sum;
+    Exponentials<T> coarse;
+    coarse.begin(rounded<T>(stats[blockIdx.y].max));
+    const int begin =
+        static_cast<int>(blockIdx.x) * probabilities_of_block + static_cast<int>(threadIdx.x) * 8;
+    float z[rounds][8];  // all are fetched before the first is looked at
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float zt = rounded<T>(z[i]);
-        z[i] = Scores<T>::divide(power_of_two((zt - max) * log2e), sum, by_sum);
+    for (int n = 0; n < rounds; ++n) {
+        const int first = begin + n * probability_threads * 8;
+        if (first < vocab) load_scores(scores + row, first, vocab, vectors, z[n]);
     }
-    if (vectors) {
-        store8(out + row + first, z);
-    } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (first + i < vocab) out[row + first + i] = from_float<T>(z[i]);
+    for (int n = 0; n < rounds; ++n) {
+        const int first = begin + n * probability_threads * 8;
+        if (first >= vocab) return;
+        if (own.softcap != 0.0f) turn.template zt8<false>(z[n]);
+        round8<T>(z[n]);
+#pragma unroll
+        for (float& x : z[n]) {
+            const float weight = power_of_two(coarse.exponent(x));
+            x = sizeof(T) == 4 ? Scores<T>::divide(weight, sum, by_sum) : weight * by_sum;
+        }
+        if (vectors) {
+            store8(out + row + first, z[n]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (first + i < vocab) out[row + first + i] = from_float<T>(z[n][i]);
+            }
         }
     }
 }
@@ -275,17 +343,18 @@ void logit_probabilities(Context& c, Element type, const void* scores, std::int6
                          const LogitsForm* form, const RowStats* stats, const float* rounded_sums,
                          void* out) {
     if (c.failed() || rows == 0) return;
-    const dim3 grid(static_cast<unsigned>((vocab + 2047) / 2048), static_cast<unsigned>(rows));
+    const dim3 grid(static_cast<unsigned>((vocab + probabilities_of_block - 1) / probabilities_of_block),
+                    static_cast<unsigned>(rows));
     const int width = static_cast<int>(vocab);
     const bool vectors = vocab % 8 == 0;
     if (type == Element::bf16) {
-        launch(c, "the probabilities of the soft embedding", probabilities_kernel<bf16>, grid, 256, 0,
-               static_cast<const bf16*>(scores), width, vectors, form, stats, rounded_sums,
-               static_cast<bf16*>(out));
+        launch(c, "the probabilities of the soft embedding", probabilities_kernel<bf16>, grid,
+               probability_threads, 0, static_cast<const bf16*>(scores), width, vectors, form, stats,
+               rounded_sums, static_cast<bf16*>(out));
     } else {
-        launch(c, "the probabilities of the soft embedding", probabilities_kernel<float>, grid, 256, 0,
-               static_cast<const float*>(scores), width, vectors, form, stats, rounded_sums,
-               static_cast<float*>(out));
+        launch(c, "the probabilities of the soft embedding", probabilities_kernel<float>, grid,
+               probability_threads, 0, static_cast<const float*>(scores), width, vectors, form, stats,
+               rounded_sums, static_cast<float*>(out));
     }
 }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr int box_columns = 64;  // of a box, as the tensor maps count them
 constexpr int box_bytes = box_rows * box_columns * 2;
 // Of weights that the second-level cache is asked for before the router is done.
-constexpr int early_steps = 6;
+constexpr int early_steps = 3;
 
 struct BoxesProblem : ItemsProblem {
     CUtensorMap gate_up, down;                     // of all experts
