@@ -95,6 +95,18 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
     return warp_sum(lane < warps ? shared[lane] : 0.0f);
 }
 
+// 2^x and 1 / x to about two ulps; what would be smaller than the smallest normal number is zero.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // The tanh form of GELU.
 __device__ __forceinline__ float gelu(float x) {
     constexpr float root = 0.7978845608028654f;  // sqrt(2 / pi)

@@ -20,10 +20,7 @@ __device__ __forceinline__ float gelu_by_sigmoid(float x) {
 #if defined(__CUDA_ARCH__)
     constexpr float root = 0.7978845608028654f, log2_e = 1.4426950408889634f;
     const float exponent = x * fmaf(x * x, -2 * log2_e * root * 0.044715f, -2 * log2_e * root);
-    float power, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(power) : "f"(exponent));
-    asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(inverse) : "f"(1.0f + power));
-    return x * inverse;
+    return x * reciprocal(1.0f + power_of_two(exponent));
 #else
     return gelu(x);
 #endif

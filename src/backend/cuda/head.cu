@@ -17,18 +17,6 @@ constexpr int probability_threads = 256, rounds = 4;
 constexpr int probabilities_of_block = probability_threads * rounds * 8;
 constexpr float log2e = 1.4426950408889634f;
 
-// 2^x and 1 / x to about two ulps.
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // From a score to zt. Scores in bf16 are coarse: there zt may be off by a few 1e-7 of itself.
 template <class T>
 struct Scores {

@@ -285,7 +285,7 @@ void attention_mma(Context&, const AttentionPointers&);  // bf16 throughout
 // Whether an attention can leave its rows in E4M3, too.
 bool attention_leaves_e4m3(const Context&, Element, Element cache, const AttentionPointers&);
 // --- attention_merge.cu: out = the parts of attention brought to one maximum and added in order. sums:
-// [splits, rows, heads, dim]; ends: their maxima and sums [splits, rows, heads]; at most 4 splits. codes: of
+// [splits, rows, heads, dim]; ends: their maxima and sums [splits, rows, heads]; 2 splits or 4. codes: of
 // rows of at most 8192 columns.
 void merge_attention(Context&, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
                      int splits, void* out, const E4m3Target& codes);

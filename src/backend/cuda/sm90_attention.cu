@@ -21,12 +21,6 @@ namespace {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A word that all lanes have, where the compiler sees that they do: what is made of it stays out of the
-// lanes' registers, from which each operand of a matrix instruction would have to be brought.
-__device__ __forceinline__ std::uint32_t same_in_warp(std::uint32_t word) {
-    return __reduce_or_sync(0xFFFFFFFFu, word);
-}
-
 // Half `H` of a thread's sums: what it has of a row, whose columns begin at column0. `place`: of the row and
 // head among all.
 template <int Dim, int H>
@@ -88,11 +82,11 @@ template <int Dim>
 struct Words {
     using P = Plan<Dim>;
     __device__ __forceinline__ Words(const Shared<Dim>& s, int warpgroup, int key0)
-        : q(same_in_warp(tile_descriptor_word(shared_address(s.q[0] + (P::wide ? 0 : warpgroup * slab))))),
-          k(same_in_warp(tile_descriptor_word(shared_address(s.k[0][0] + key0 * 64)))),
-          v(same_in_warp(tile_descriptor_word(shared_address(s.v[0][P::wide ? 4 * warpgroup : 0])) +
-                         ((of_slab - 1) << 16))),
-          weights(same_in_warp(tile_descriptor_word(shared_address(s.weights)))) {}
+        : q(uniform(tile_descriptor_word(shared_address(s.q[0] + (P::wide ? 0 : warpgroup * slab))))),
+          k(uniform(tile_descriptor_word(shared_address(s.k[0][0] + key0 * 64)))),
+          v(uniform(tile_descriptor_word(shared_address(s.v[0][P::wide ? 4 * warpgroup : 0])) +
+                    ((of_slab - 1) << 16))),
+          weights(uniform(tile_descriptor_word(shared_address(s.weights)))) {}
     static constexpr int of_slab = slab * 2 >> 4;  // in a descriptor's unit
     std::uint32_t q, k, v, weights;
 };

@@ -9,13 +9,6 @@ namespace {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// 2^x, of which what is below the smallest normal number is zero.
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // What a thread of a multiplying warpgroup knows of its two rows, and what it does with their scores.
 template <int Dim>
 struct Weighing {
