@@ -221,7 +221,7 @@ class CudaBackend final : public Backend {
     const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places
     // Number of the router's kernel, where the dense MLP may begin beside it; 0 when its choice was used.
     std::uint64_t router_kernel_ = 0;
-    const void* routed_h_ = nullptr;     // the h whose router input stands in Scratch::router_input
+    const void* routed_h_ = nullptr;  // the h whose router input stands in Scratch::router_input
     // Of the operation before, if that made any: a layer's next input, its two branches' inputs, attention's
     // results.
     Quantised quantised_next_, quantised_dense_, quantised_experts_, quantised_attended_;

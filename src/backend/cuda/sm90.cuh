@@ -131,9 +131,7 @@ __device__ __forceinline__ std::uint32_t tile_descriptor_word(std::uint32_t tile
 }
 // Of a value that all lanes of a warp have alike: in a register that the warp has once, where the matrix
 // instruction wants its descriptors. The compiler cannot know it of what comes out of a loop with a wait.
-__device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) {
-    return __reduce_or_sync(0xFFFFFFFFu, x);
-}
+__device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
 __device__ __forceinline__ std::uint64_t tile_descriptor_of(std::uint32_t word) {
     return std::uint64_t{1} << 62 | std::uint64_t{1024 >> 4} << 32 | word;
 }

@@ -324,8 +324,8 @@ __device__ void multiply_item(const Problem& p, Ring<Form>& s, const Item& item,
 #pragma unroll
         for (int n = 0; n < (Tokens + 31) / 32; ++n) {
             int at = item.first + min(32 * n + lane, item.tokens - 1);
-            if (!dense) at = p.row_at[at];
-            token_scale[n] = (dense ? p.dense_codes : p.codes).scales[at];
+            if (!dense) at = __ldcg(p.row_at + at);
+            token_scale[n] = __ldcg((dense ? p.dense_codes : p.codes).scales + at);
         }
     }
     float part[parts][Tokens / 2], low[Tokens / 2], high[Tokens / 2];

@@ -180,7 +180,8 @@ __device__ __forceinline__ Item dense_gate_item(const ItemsProblem& p, int i) {
 
 // By the warp that copies weights: takes items for this block and tells the others. Every lane has a box,
 // since the instructions around a copy take one thread longer than the copy itself. Nobody else of the block
-// waits for the kernel before: what they read of it they read after they were told an item that needs it.
+// waits for the kernel before: what they read of it they read after they were told an item that needs it, and
+// past the first-level cache, which may have what stood there in the layer before.
 template <class Form, class Each>
 __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -272,7 +273,7 @@ __device__ __forceinline__ void place_tokens(const ItemsProblem& p, const Item& 
 #pragma unroll
     for (int i = 0; i < Form::most_tokens / 8; ++i) {
         int row = item.first + min(row0 + 8 * i, item.tokens - 1);
-        if (!item.down && item.group > 0) row = p.row_at[row];
+        if (!item.down && item.group > 0) row = __ldcg(p.row_at + row);
         at[i] = static_cast<std::uint32_t>(row) * static_cast<std::uint32_t>(item.ins);
     }
 }

@@ -65,6 +65,10 @@ inline std::uint32_t __reduce_or_sync(unsigned, std::uint32_t mine) {
     for (const std::uint32_t x : all) out |= x;
     return out;
 }
+template <class T>
+T __ldcg(const T* p) {
+    return *p;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int atomicAdd(std::int32_t* p, int by) { return std::exchange(*p, *p + by); }
 inline std::uint32_t __byte_perm(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
