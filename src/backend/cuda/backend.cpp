@@ -165,14 +165,15 @@ PassFacts CudaBackend::take_facts() {
 
 std::int32_t* CudaBackend::facts() {
     if (facts_ == nullptr) {
-        auto memory = DeviceStorage::make(*context_, (4 + most_mask_words) * sizeof(std::int32_t));
+        auto memory = DeviceStorage::make(*context_, (masks_at + most_mask_words) * sizeof(std::int32_t));
         if (!memory) {
             context_->fail(memory.error().kind, memory.error().message);
             return nullptr;
         }
         facts_ = std::move(memory).value();
         clear_facts();
-        fill(*context_, static_cast<std::int32_t*>(facts_->data()) + 2, 2 + most_mask_words, 0);
+        fill(*context_, static_cast<std::int32_t*>(facts_->data()) + tickets_at,
+             masks_at - tickets_at + most_mask_words, 0);
     }
     return static_cast<std::int32_t*>(facts_->data());
 }

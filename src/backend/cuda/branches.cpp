@@ -199,8 +199,8 @@ Places CudaBackend::places_for(std::int64_t pairs, std::int64_t experts) {
     places.place = places.ready + experts + 2;
     places.row_at = places.place + pairs;
     places.facts = counters;
-    places.tickets = counters + 2;
-    places.masks = reinterpret_cast<std::uint32_t*>(counters + 4);
+    places.tickets = counters + tickets_at;
+    places.masks = reinterpret_cast<std::uint32_t*>(counters + masks_at);
     return places;
 }
 
@@ -212,7 +212,7 @@ Places CudaBackend::ordered_places(const Mat& x, const Routing& routing, std::in
     if (ordered_ids_ != ids) sort_pairs(*context_, ids, x.rows, k, experts, places);
     ordered_ids_ = nullptr;
     places.router = router_kernel_;
-    if (router_kernel_ > 0) places.dense_ready = places.facts + 3;
+    if (router_kernel_ > 0) places.dense_ready = places.facts + dense_ready_at;
     router_kernel_ = 0;
     return places;
 }

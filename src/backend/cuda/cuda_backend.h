@@ -200,7 +200,8 @@ class CudaBackend final : public Backend {
                            const Weight& gate_up, const Weight& down, const Mat& out,
                            const DenseBeside& dense);
 
-    // --- facts
+    // --- facts: two since they were last taken, and what kernels count by and leave as zeros
+    static constexpr int tickets_at = 2, dense_ready_at = 3, masks_at = 4;
     std::int32_t* facts();
     void clear_facts();
     static Element cache_element(std::span<const AttentionSegment> segments) {
@@ -215,7 +216,7 @@ class CudaBackend final : public Backend {
     std::int64_t rows_ = 0;
     std::unique_ptr<DeviceStorage> marks_;
     PinnedMemory host_marks_;
-    std::unique_ptr<DeviceStorage> facts_;  // two since they were last taken, two counters, masks
+    std::unique_ptr<DeviceStorage> facts_;
     UnsettledSum unsettled_sum_;
     UnsettledExperts unsettled_experts_;
     const void* ordered_ids_ = nullptr;  // the choices whose order stands in Scratch::places

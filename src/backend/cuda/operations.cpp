@@ -127,8 +127,7 @@ void CudaBackend::after_attention(const AfterAttention& a) {
         p.router_scale = device(*a.router->scale).vector();
         p.router_input_scale = a.router->input_scale;
         p.router_in = router_input_of(a.h);
-        p.counter = facts();
-        if (p.counter != nullptr) p.counter += 3;
+        if (std::int32_t* counters = facts(); counters != nullptr) p.counter = counters + dense_ready_at;
     }
     if (e4m3_activations_) {
         p.dense_codes = e4m3_room(Scratch::e4m3_dense, a.h.rows, a.h.cols);
