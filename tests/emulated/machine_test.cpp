@@ -48,7 +48,8 @@ void multiply_what_was_copied() {
     barrier_wait(barrier, 0);
     if (Fence) fence_copy_engine();
     float sums[8];
-    WarpgroupMultiplyE4m3<16>::run(sums, tile_descriptor(tile), tile_descriptor(tile), false);
+    const std::uint64_t descriptor = tile_descriptor_of(tile_descriptor_word(shared_address(tile)));
+    WarpgroupMultiplyE4m3<16>::run(sums, descriptor, descriptor, false);
     warpgroup_commit();
     warpgroup_wait<0>();
 }

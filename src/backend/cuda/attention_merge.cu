@@ -1,5 +1,4 @@
 // The parts of attention, which blocks made of a row's keys, brought together.
-#include "backend/cuda/attention_parts.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/row_norm.cuh"
@@ -9,7 +8,6 @@ namespace dgemma::backend::cuda {
 namespace {
 
 constexpr int most_splits = 4;
-constexpr float log2e = 1.4426950408889634f;
 
 // Loads that come in this order: the parts, of which nothing depends but the result, before the ends, which
 // the compiler would rather wait for first.
@@ -67,7 +65,7 @@ struct Shares {
 };
 
 // One warp per row and head, of which a lane has four columns of each 128. Fragments: they lie as
-// attention_parts.h says.
+// kernels.h says.
 template <int Splits, int Fours, bool Fragments>
 __global__ void __launch_bounds__(256) attention_merge_kernel(const float* sums, const float2* part_ends,
                                                               std::int64_t count, int dim, bf16* out) {
@@ -168,14 +166,10 @@ void merge(Context& c, const float* sums, const float2* ends, std::int64_t rows,
 }  // namespace
 
 void merge_attention(Context& c, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
-                     int splits, void* out, const E4m3Target& codes) {
-    const auto run = splits == 2 ? merge<2, false> : merge<most_splits, false>;
-    run(c, sums, ends, rows, heads, dim, out, codes);
-}
-
-void merge_attention_fragments(Context& c, const float* sums, const float2* ends, std::int64_t rows,
-                               int heads, int dim, int splits, void* out, const E4m3Target& codes) {
-    const auto run = splits == 2 ? merge<2, true> : merge<most_splits, true>;
+                     int splits, PartColumns columns, void* out, const E4m3Target& codes) {
+    const bool fragments = columns == PartColumns::fragments;
+    const auto run = splits == 2 ? (fragments ? merge<2, true> : merge<2, false>)
+                                 : (fragments ? merge<most_splits, true> : merge<most_splits, false>);
     run(c, sums, ends, rows, heads, dim, out, codes);
 }
 

@@ -19,7 +19,6 @@ constexpr int threads = 256;  // eight warps: four groups of 16 rows, two halves
 constexpr int pad = 8;
 constexpr int canvas_splits = 2;
 constexpr int least_split_keys = 256;  // fewer keys are not cut
-constexpr float log2e = 1.4426950408889634f;
 
 template <int Dim, int Keys>
 struct Shared {
@@ -253,7 +252,7 @@ void run_attention(Context& c, const AttentionPointers& p) {
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * splits));
     launch(c, "attention", kernel, grid, threads, bytes, p, splits, sums, ends);
     if (splits > 1) {
-        merge_attention(c, sums, ends, p.rows, p.heads, Dim, splits, p.out, {});
+        merge_attention(c, sums, ends, p.rows, p.heads, Dim, splits, PartColumns::in_order, p.out, {});
     }
 }
 

@@ -95,6 +95,7 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
     return warp_sum(lane < warps ? shared[lane] : 0.0f);
 }
 
+constexpr float log2e = 1.4426950408889634f;
 // 2^x and 1 / x to about two ulps; what would be smaller than the smallest normal number is zero.
 __device__ __forceinline__ float power_of_two(float x) {
     float y;

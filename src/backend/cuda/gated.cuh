@@ -18,8 +18,8 @@ __device__ __forceinline__ float upper_half(std::uint32_t word) {
 // card: for what is rounded to bf16.
 __device__ __forceinline__ float gelu_by_sigmoid(float x) {
 #if defined(__CUDA_ARCH__)
-    constexpr float root = 0.7978845608028654f, log2_e = 1.4426950408889634f;
-    const float exponent = x * fmaf(x * x, -2 * log2_e * root * 0.044715f, -2 * log2_e * root);
+    constexpr float root = 0.7978845608028654f;
+    const float exponent = x * fmaf(x * x, -2 * log2e * root * 0.044715f, -2 * log2e * root);
     return x * reciprocal(1.0f + power_of_two(exponent));
 #else
     return gelu(x);

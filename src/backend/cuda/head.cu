@@ -15,14 +15,13 @@ namespace {
 constexpr int threads = 512;
 constexpr int probability_threads = 256, rounds = 4;
 constexpr int probabilities_of_block = probability_threads * rounds * 8;
-constexpr float log2e = 1.4426950408889634f;
 
 // From a score to zt. Scores in bf16 are coarse: there zt may be off by a few 1e-7 of itself.
 template <class T>
 struct Scores {
     float softcap, temperature, by_softcap, by_temperature, turn;
-    float
-        series[5];  // of zt / score in the square of the score, for scores that are small beside the softcap
+    // Of zt / score in the square of the score, for scores that are small beside the softcap.
+    float series[5];
 
     explicit __device__ Scores(const LogitsForm& form)
         : softcap(form.softcap),

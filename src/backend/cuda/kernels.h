@@ -286,9 +286,11 @@ void attention_mma(Context&, const AttentionPointers&);  // bf16 throughout
 bool attention_leaves_e4m3(const Context&, Element, Element cache, const AttentionPointers&);
 // --- attention_merge.cu: out = the parts of attention brought to one maximum and added in order. sums:
 // [splits, rows, heads, dim]; ends: their maxima and sums [splits, rows, heads]; 2 splits or 4. codes: of
-// rows of at most 8192 columns.
+// rows of at most 8192 columns. Fragments: heads of 256 or 512 whose columns lie as the matrix unit leaves
+// them: of every 16 of a row, lane q of four has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, which it writes together.
+enum class PartColumns : std::uint8_t { in_order, fragments };
 void merge_attention(Context&, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
-                     int splits, void* out, const E4m3Target& codes);
+                     int splits, PartColumns columns, void* out, const E4m3Target& codes);
 void sm90_attention(Context&, const AttentionPointers&);  // heads of 256 and 512
 
 // --- head.cu

@@ -119,13 +119,7 @@ __device__ __forceinline__ void take_registers() {
 // multiple of 1024 plus the start inside a row. Rows of k-contiguous elements: groups of eight rows follow
 // each other at 1024 bytes, and the next 16 k are 32 bytes on. Rows of n-contiguous elements (B by rows):
 // groups of eight k at 1024 bytes, blocks of 64 n at `block` bytes, and the next 16 k are 2048 bytes on.
-__device__ __forceinline__ std::uint64_t tile_descriptor(const void* tile, int block = 16) {
-    return (static_cast<std::uint64_t>(shared_address(tile) & 0x3FFFFu) >> 4) |
-           static_cast<std::uint64_t>(block >> 4) << 16 | static_cast<std::uint64_t>(1024 >> 4) << 32 |
-           std::uint64_t{1} << 62;
-}
-// The same of k-contiguous rows in two words: the lower one, to which a step of k may be added, and the
-// whole.
+// In two words: the lower one, to which a step of k may be added, and the whole.
 __device__ __forceinline__ std::uint32_t tile_descriptor_word(std::uint32_t tile, int block = 16) {
     return (tile & 0x3FFFFu) >> 4 | static_cast<std::uint32_t>(block >> 4) << 16;
 }

@@ -11,7 +11,6 @@
 // Heads of 256: a block has 128 query rows, 64 for each multiplying warpgroup, and two tiles of keys and
 // values on their way. Heads of 512: 64 rows; each warpgroup scores half of a tile's keys, both share the
 // weights, and each sums half of the columns.
-#include "backend/cuda/attention_parts.h"
 #include "backend/cuda/sm90_attention.cuh"
 #include "backend/cuda/sm90_attention_weights.cuh"
 
@@ -31,7 +30,7 @@ __device__ __forceinline__ void write_row(const Problem& problem, const Task& ta
     if (problem.splits > 1) {
         const std::int64_t part = task.split * p.rows * p.heads + place;
         if (column0 + lane == 0) problem.ends[part] = make_float2(top, sum);
-        float* to = problem.sums + part * Dim + column0 + 4 * lane;  // attention_parts.h
+        float* to = problem.sums + part * Dim + column0 + 4 * lane;  // as merge_attention takes them
 #pragma unroll
         for (int j = 0; j < 32; j += 2) {
             *reinterpret_cast<float4*>(to + 8 * j) =
@@ -328,8 +327,8 @@ void run_attention(Context& c, const AttentionPointers& p) {
                     static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * problem.splits));
     launch(c, "attention", sm90_attention_kernel<Dim>, grid, threads, bytes, problem);
     if (problem.splits > 1)
-        merge_attention_fragments(c, problem.sums, problem.ends, p.rows, p.heads, Dim, problem.splits, p.out,
-                                  p.codes);
+        merge_attention(c, problem.sums, problem.ends, p.rows, p.heads, Dim, problem.splits,
+                        PartColumns::fragments, p.out, p.codes);
 }
 
 }  // namespace

@@ -15,7 +15,6 @@ namespace {
 constexpr int keys_of_tile = 64;
 constexpr int threads = 384;
 constexpr int copiers = 128;
-constexpr float log2e = 1.4426950408889634f;
 constexpr int slab = keys_of_tile * 64;  // elements of 64 keys by 64 columns
 
 template <int Dim>

@@ -89,6 +89,10 @@ struct Item {
 __device__ __forceinline__ int width_of(const ItemsProblem& p, int group) {
     return group == 0 ? p.dense_width : p.width;
 }
+// Counts the parts of its hidden layer that were written.
+__device__ __forceinline__ std::int32_t* written_of(const ItemsProblem& p, int group) {
+    return group == 0 ? p.dense_ready : p.ready + group;
+}
 __device__ __forceinline__ int tokens_of(const ItemsProblem& p, const ItemTables& s, int group) {
     return group == 0 ? p.dense_rows : s.offsets[group + 1] - s.offsets[group];
 }
@@ -308,7 +312,7 @@ __device__ __forceinline__ void wait_for_hidden_layer(const ItemsProblem& p, con
                                                       const Item& item) {
     const int written =
         over(tokens_of(p, s, item.group), Form::most_tokens) * over(width_of(p, item.group), box_rows);
-    while (load_acquire(item.group == 0 ? p.dense_ready : p.ready + item.group) < written) {
+    while (load_acquire(written_of(p, item.group)) < written) {
     }
 }
 
@@ -399,8 +403,7 @@ __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply
             // Other blocks read what was written here: the barrier hands it to the one thread that releases
             // it.
             warpgroup_barrier(warpgroup);
-            if (threadIdx.x % 128 == 0)
-                add_one_release(item.group == 0 ? p.dense_ready : p.ready + item.group);
+            if (threadIdx.x % 128 == 0) add_one_release(written_of(p, item.group));
         }
     });
 }

@@ -102,12 +102,6 @@ void take_registers() {
     emulated::set_registers(Registers);
 }
 
-inline std::uint64_t tile_descriptor(const void* tile, int block = 16) {
-    return (static_cast<std::uint64_t>(shared_address(tile) & 0x3FFFFu) >> 4) |
-           static_cast<std::uint64_t>(block >> 4) << 16 | static_cast<std::uint64_t>(1024 >> 4) << 32 |
-           std::uint64_t{1} << 62;
-}
-
 inline std::uint32_t tile_descriptor_word(std::uint32_t tile, int block = 16) {
     return (tile & 0x3FFFFu) >> 4 | static_cast<std::uint32_t>(block >> 4) << 16;
 }
