@@ -247,8 +247,9 @@ class Backend {
     virtual void embed(std::span<const std::int32_t> ids, const Weight& table, float scale,
                        const Mat& out) = 0;
     // out = rb(rb(softmax(rb(zt)) table) * scale), the expected embedding of the previous pass
-    // (contract 6.1).
-    virtual void soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) = 0;
+    // (contract 6.1): the rows of all of `previous`, one after another.
+    virtual void soft_embed(std::span<Logits* const> previous, const Weight& table, float scale,
+                            const Mat& out) = 0;
     // From now on soft embeddings leave out the entries whose probability is below e^-nats of the row's
     // largest; infinity, as at the beginning: none. An approximation: rows that are not peaked enough to gain
     // are computed in full. -> whether the backend can.
@@ -296,6 +297,11 @@ class Backend {
     // positions: [n].
     virtual void store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
                           std::span<const std::int32_t> positions, int kv_heads) = 0;
+    // A pass of twice as many rows or more had better do attention, from the projections before it to the one
+    // after it, for about so many at a time: what an operation writes is then still near for the next.
+    [[nodiscard]] virtual std::int64_t attention_rows() const {
+        return std::numeric_limits<std::int64_t>::max();
+    }
     // softmax over a row's keys of q k^T (not divided by sqrt(D)), times v. Query head j reads kv head j *
     // kv_heads / heads.
     virtual void attention(const AttentionArgs& args) = 0;

@@ -162,16 +162,21 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
         backend_.begin_stage(backend::Stage::self_conditioning);
         backend_.embed(rows.ids(), *weights_.embedding, weights_.embedding_scale, x_);
         if (self_conditioned) {
-            for (std::size_t i = 0; i < canvases.size(); ++i) {
-                const backend::AttentionSegment& s = rows.segments(0)[i];
+            // Neighbours of a kind together: a backend may then read the embedding once for all of them.
+            for (std::size_t i = 0; i < canvases.size();) {
+                const bool conditioned = canvases[i].self_condition;
                 const std::size_t row_bytes =
                     static_cast<std::size_t>(branch_.cols) * backend_.activation_bytes();
-                const Mat soft{
-                    static_cast<std::byte*>(branch_.data) + static_cast<std::size_t>(s.first_row) * row_bytes,
-                    s.rows, branch_.cols};
-                if (canvases[i].self_condition) {
-                    backend_.soft_embed(*canvases[i].logits, *weights_.embedding, weights_.embedding_scale,
-                                        soft);
+                Mat soft{static_cast<std::byte*>(branch_.data) +
+                             static_cast<std::size_t>(rows.segments(0)[i].first_row) * row_bytes,
+                         0, branch_.cols};
+                std::vector<backend::Logits*> previous;
+                for (; i < canvases.size() && canvases[i].self_condition == conditioned; ++i) {
+                    soft.rows += rows.segments(0)[i].rows;
+                    previous.push_back(canvases[i].logits);
+                }
+                if (conditioned) {
+                    backend_.soft_embed(previous, *weights_.embedding, weights_.embedding_scale, soft);
                 } else {
                     backend_.fill_zero(soft);
                 }
@@ -237,33 +242,51 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, cons
     const Mat attended{heads_.data, n, q.cols};
 
     backend_.begin_stage(backend::Stage::attention);
-    backend_.attention_inputs({.x = normed_,
-                               .q_proj = w.q_proj.get(),
-                               .k_proj = w.k_proj.get(),
-                               .v_proj = w.v_proj.get(),
-                               .q_norm = w.q_norm.get(),
-                               .k_norm = w.k_norm.get(),
-                               .frequencies = w.frequencies.get(),
-                               .positions = rows.positions(),
-                               .head_dim = kind.head_dim,
-                               .eps = eps,
-                               .q = q,
-                               .k = k,
-                               .v = v});
     const std::span<const backend::AttentionSegment> segments = rows.segments(l);
-    if (rows.store) backend_.store_kv(k, v, segments, rows.positions(), kind.kv_heads);
-    backend_.attention(
-        {.q = q,
-         .k = k,
-         .v = v,
-         .segments = segments,
-         .key_begin = kind.kind == LayerKind::sliding ? rows.window_begin() : rows.full_begin(),
-         .key_end = rows.key_end(),
-         .heads = config_.text.heads,
-         .kv_heads = kind.kv_heads,
-         .head_dim = kind.head_dim,
-         .out = attended});
-    backend_.project(attended, *w.o_proj, branch_);
+    const auto attend = [&](std::span<const backend::AttentionSegment> some) {
+        const std::int64_t first = some.front().first_row,
+                           count = some.back().first_row + some.back().rows - first;
+        const auto part = [&](const Mat& m) {
+            return Mat{static_cast<std::byte*>(m.data) +
+                           static_cast<std::size_t>(first * m.cols) * backend_.activation_bytes(),
+                       count, m.cols};
+        };
+        backend_.attention_inputs({.x = part(normed_),
+                                   .q_proj = w.q_proj.get(),
+                                   .k_proj = w.k_proj.get(),
+                                   .v_proj = w.v_proj.get(),
+                                   .q_norm = w.q_norm.get(),
+                                   .k_norm = w.k_norm.get(),
+                                   .frequencies = w.frequencies.get(),
+                                   .positions = rows.positions().subspan(static_cast<std::size_t>(first),
+                                                                         static_cast<std::size_t>(count)),
+                                   .head_dim = kind.head_dim,
+                                   .eps = eps,
+                                   .q = part(q),
+                                   .k = part(k),
+                                   .v = part(v)});
+        if (rows.store) backend_.store_kv(k, v, segments, rows.positions(), kind.kv_heads);
+        backend_.attention(
+            {.q = q,
+             .k = k,
+             .v = v,
+             .segments = some,
+             .key_begin = kind.kind == LayerKind::sliding ? rows.window_begin() : rows.full_begin(),
+             .key_end = rows.key_end(),
+             .heads = config_.text.heads,
+             .kv_heads = kind.kv_heads,
+             .head_dim = kind.head_dim,
+             .out = attended});
+        backend_.project(part(attended), *w.o_proj, part(branch_));
+    };
+    // A row's attention depends on its own segment alone, so that many segments may take turns.
+    const auto turns =
+        static_cast<std::size_t>(rows.store ? 1 : std::max<std::int64_t>(1, n / backend_.attention_rows()));
+    for (std::size_t turn = 0, first = 0; turn < turns; ++turn) {
+        const std::size_t end = segments.size() * (turn + 1) / turns;
+        if (end > first) attend(segments.subspan(first, end - first));
+        first = end;
+    }
     show(probe, Probe::Stage::attention, number, branch_);
     const backend::RouterWeights router{w.router_scale.get(), w.router_proj.get(), w.per_expert_scale.get(),
                                         router_input_scale_, eps};

@@ -3,6 +3,7 @@
 #include "backend/cpu/dot_kernels.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <string>
@@ -403,7 +404,7 @@ TEST_P(Dots, MixedOperationsStayNearTheOracle) {
             auto logits = DeviceMat::take(b.make_logits(rows, 2050));
             const backend::HeadArgs::Canvas canvas{0, rows, 0.8f, logits.get()};
             b.head({in.mat, w.get(), 30.0f, std::span(&canvas, 1)});
-            b.soft_embed(*logits, *w, 9.8f, out.mat);
+            b.soft_embed(std::array{logits.get()}, *w, 9.8f, out.mat);
             return out.values();
         });
     }

@@ -1,6 +1,7 @@
 // Operations of many rows, which go in blocks through weights kept as tiles: each row gets the bits that it
 // gets alone, and those of the operations that a fused one stands for.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <string>
@@ -165,7 +166,7 @@ TEST_P(Blocks, SoftEmbedding) {
         auto logits = DeviceMat::take(b.make_logits(rows, vocab));
         b.set_logits(*logits, part(zt, vocab, first, rows));
         const DeviceMat out(b, rows, kHidden);
-        b.soft_embed(*logits, *weight(b, table), 9.8f, out.mat);
+        b.soft_embed(std::array{logits.get()}, *weight(b, table), 9.8f, out.mat);
         return out.values();
     });
 }
@@ -185,7 +186,7 @@ TEST_P(Blocks, ColumnsAreKeptForOnePass) {
         auto logits = DeviceMat::take(b.make_logits(rows, vocab));
         b.set_logits(*logits, zt);
         const DeviceMat out(b, rows, kHidden);
-        b.soft_embed(*logits, *w, 1.0f, out.mat);
+        b.soft_embed(std::array{logits.get()}, *w, 1.0f, out.mat);
         return out.values();
     };
     for (const bool passes : {false, true}) {

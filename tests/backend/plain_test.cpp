@@ -1,6 +1,7 @@
 // Every operation of the plain backend against the scalar oracle: the model's sizes and awkward ones,
 // poisoned outputs, each table of kernels that this machine can run.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -213,7 +214,7 @@ TEST_P(Plain, HeadStatisticsAndSoftEmbedding) {
                 kept.insert(kept.end(), second->stats().begin(), second->stats().end());
                 for (int r = 0; r < 7; ++r)
                     all.insert(all.end(), second->row(r).begin(), second->row(r).end());
-                b.soft_embed(*first, *w, 9.8f, out.mat);
+                b.soft_embed(std::array{first.get()}, *w, 9.8f, out.mat);
                 const std::vector<float> soft = out.values();
                 all.insert(all.end(), soft.begin(), soft.end());
                 return all;
@@ -249,7 +250,7 @@ TEST_P(Plain, SparseSoftEmbedding) {
         EXPECT_TRUE(plain->set_soft_cutoff(cutoff));
         plain->set_logits(*logits, zt);
         const DeviceMat out(*plain, 3, hidden);
-        plain->soft_embed(*logits, *w, 1.0f, out.mat);
+        plain->soft_embed(std::array{logits.get()}, *w, 1.0f, out.mat);
         return out.values();
     };
     const std::vector<float> whole = run(std::numeric_limits<float>::infinity());

@@ -1,6 +1,7 @@
 // Every operation of the CUDA backend against the scalar oracle: the model's sizes and awkward ones, fresh
 // random inputs, poisoned outputs, each family of kernels.
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <tuple>
 
@@ -142,6 +143,48 @@ TEST_P(Ops, RouterAndExperts) {
     }
 }
 
+// Every row goes to the first expert and to one of the others, of which so many rows each; where experts have
+// many rows on average, blocks may work in pairs on up to 320 of them.
+TEST_P(Ops, ManyRowsOfSomeExpertsAndNoneOfOthers) {
+    const std::vector<int> others = {0, 1, 15, 161, 16, 17, 111};
+    const std::int64_t rows = std::accumulate(others.begin(), others.end(), 0), hidden = 320, width = 96,
+                       k = 2;
+    const std::int64_t experts = static_cast<std::int64_t>(others.size()) + 1;
+    ASSERT_EQ(rows, 321);
+    std::vector<float> h = activations(rows * hidden, 0.25f),
+                       router(static_cast<std::size_t>(experts * hidden));
+    std::int64_t row = 0;
+    for (std::int64_t e = 0; e < experts; ++e) {
+        router[static_cast<std::size_t>(e * hidden + e)] = 1;  // an expert looks at one column
+        for (int i = 0; e > 0 && i < others[static_cast<std::size_t>(e - 1)]; ++i, ++row) {
+            h[static_cast<std::size_t>(row * hidden)] = 4;
+            h[static_cast<std::size_t>(row * hidden + e)] = 3;
+        }
+    }
+    const HostTensor ones(std::vector<float>(static_cast<std::size_t>(hidden), 1.0f), Dtype::f32, {hidden});
+    const HostTensor each(std::vector<float>(static_cast<std::size_t>(experts), 1.0f), Dtype::f32, {experts});
+    const HostTensor proj(router, Dtype::bf16, {experts, hidden});
+    const HostTensor gate_up(data.floats(experts * 2 * width * hidden, 0.06f), Dtype::bf16,
+                             {experts, 2 * width, hidden});
+    const HostTensor down(data.floats(experts * width * hidden, 0.06f), Dtype::bf16,
+                          {experts, hidden, width});
+    same(
+        [&](backend::Backend& b) {
+            const DeviceMat in(b, rows, hidden, h), out(b, rows, hidden);
+            const WideMat ids(b, rows, k), weights(b, rows, k);
+            const auto ws = weight(b, ones), wp = weight(b, proj), we = weight(b, each);
+            const backend::Routing routing{ids.mat, weights.mat, {}};
+            b.route(in.mat, {ws.get(), wp.get(), we.get(), 1.0f, 1e-6f}, routing);
+            std::vector<int> used(static_cast<std::size_t>(experts));
+            for (const std::int32_t id : ids.values<std::int32_t>()) ++used[static_cast<std::size_t>(id)];
+            EXPECT_EQ(used[0], rows);
+            EXPECT_TRUE(std::equal(others.begin(), others.end(), used.begin() + 1));
+            b.experts(in.mat, routing, *weight(b, gate_up), *weight(b, down), out.mat);
+            return out.values();
+        },
+        "experts of many rows", 3);
+}
+
 TEST_P(Ops, EmbedAndNorms) {
     for (const std::int64_t hidden : {64, 104, 2816}) {
         const std::int64_t rows = 7, vocab = 50;
@@ -255,7 +298,7 @@ TEST_P(Ops, HeadStatisticsAndSoftEmbedding) {
                 kept.insert(kept.end(), second->stats().begin(), second->stats().end());
                 for (int r = 0; r < std::min<int>(static_cast<int>(c.second), 9); ++r)
                     all.insert(all.end(), second->row(r).begin(), second->row(r).end());
-                b.soft_embed(*second, *w, 9.8f, out.mat);
+                b.soft_embed(std::array{second.get()}, *w, 9.8f, out.mat);
                 soft.push_back(out.values());
                 return all;
             },
@@ -276,6 +319,48 @@ TEST_P(Ops, HeadStatisticsAndSoftEmbedding) {
     }
 }
 
+// Canvases that share a reading of the table, and those that stand alone, give the same bits.
+TEST_P(Ops, CanvasesShareTheHead) {
+    const std::int64_t vocab = 33000, hidden = 64;
+    const HostTensor table(data.floats(vocab * hidden, 0.3f), Dtype::bf16, {vocab, hidden});
+    const auto w = weight(*device, table);
+    const std::vector<std::int64_t> lengths = {128, 128, 128, 128, 128, 256, 256, 40};
+    const std::int64_t rows = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+    const std::vector<float> x = activations(rows * hidden);
+    std::vector<std::unique_ptr<backend::Logits>> all;
+    std::vector<backend::Logits*> logits;
+    std::vector<backend::HeadArgs::Canvas> canvases;
+    std::int64_t first = 0;
+    for (const std::int64_t length : lengths) {
+        logits.push_back(all.emplace_back(DeviceMat::take(device->make_logits(length, vocab))).get());
+        canvases.push_back({first, length, 0.4f + 0.1f * static_cast<float>(logits.size()), logits.back()});
+        first += length;
+    }
+    const DeviceMat in(*device, rows, hidden, x), out(*device, rows, hidden);
+    device->head({in.mat, w.get(), 30.0f, canvases});
+    device->soft_embed(logits, *w, 9.8f, out.mat);
+    const std::vector<float> together = out.values();
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+        const std::int64_t length = lengths[i];
+        const auto begin = static_cast<std::ptrdiff_t>(canvases[i].first_row * hidden);
+        const auto end = begin + static_cast<std::ptrdiff_t>(length * hidden);
+        const DeviceMat own(*device, length, hidden, {x.begin() + begin, x.begin() + end}),
+            soft(*device, length, hidden);
+        auto alone = DeviceMat::take(device->make_logits(length, vocab));
+        const backend::HeadArgs::Canvas canvas{0, length, canvases[i].temperature, alone.get()};
+        device->head({own.mat, w.get(), 30.0f, std::span(&canvas, 1)});
+        device->soft_embed(std::array{alone.get()}, *w, 9.8f, soft.mat);
+        EXPECT_EQ(soft.values(), std::vector<float>(together.begin() + begin, together.begin() + end)) << i;
+        for (const int r : {0, static_cast<int>(length) - 1}) {
+            const auto got = all[i]->row(r), want = alone->row(r);
+            EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin())) << i << " row " << r;
+            const auto at = static_cast<std::size_t>(r);
+            EXPECT_EQ(all[i]->stats()[at].argmax, alone->stats()[at].argmax);
+            EXPECT_EQ(all[i]->stats()[at].entropy, alone->stats()[at].entropy);
+        }
+    }
+}
+
 // Logits as given, their statistics, and their soft embedding.
 TEST_P(Ops, GivenLogits) {
     const std::int64_t vocab = 1000, rows = 5, hidden = 64;
@@ -287,7 +372,7 @@ TEST_P(Ops, GivenLogits) {
             auto logits = DeviceMat::take(b.make_logits(rows, vocab));
             b.set_logits(*logits, zt);
             const DeviceMat out(b, rows, hidden);
-            b.soft_embed(*logits, *weight(b, table), 1.0f, out.mat);
+            b.soft_embed(std::array{logits.get()}, *weight(b, table), 1.0f, out.mat);
             return out.values();
         },
         "given logits", 3);

@@ -85,6 +85,48 @@ TEST_P(Passes, PartnersMayChange) {
     }
 }
 
+// So many that attention takes turns, of which some are conditioned on their own last pass and some are not.
+TEST_P(Passes, ManyCanvasesTakeTurns) {
+    LoadedModel m(demo_dir(), make_device({GetParam(), true}));
+    constexpr std::size_t count = 33;
+    ASSERT_GE(static_cast<std::int64_t>(count) * m.config.canvas_length, 2 * m.backend->attention_rows());
+    std::vector<std::unique_ptr<model::KvCache>> caches;
+    std::vector<std::unique_ptr<backend::Logits>> logits;
+    std::vector<std::vector<std::int32_t>> canvases;
+    std::vector<std::vector<RowStats>> alone;
+    const auto conditioned = [](std::size_t i) { return i % 7 < 5; };
+    for (std::size_t i = 0; i < count; ++i) {
+        caches.push_back(std::make_unique<model::KvCache>(m.config, *m.backend, 256, kv()));
+        must(m.model.encode(*caches.back(), tokens(20 + 37 * i % 200, 31 + static_cast<int>(i))));
+        logits.push_back(m.logits());
+        canvases.push_back(
+            tokens(static_cast<std::size_t>(m.config.canvas_length), 11 + static_cast<int>(i)));
+        for (const bool self_condition : {false, conditioned(i)}) {
+            model::Canvas canvas{caches.back().get(), canvases.back(), 0.7f, logits.back().get(),
+                                 self_condition};
+            must(m.model.denoise(std::span(&canvas, 1)));
+        }
+        alone.emplace_back(logits.back()->stats().begin(), logits.back()->stats().end());
+    }
+    for (int round = 0; round < 3; ++round) {  // as they come, recorded, and repeated
+        for (const bool second : {false, true}) {
+            std::vector<model::Canvas> all;
+            for (std::size_t i = 0; i < count; ++i)
+                all.push_back(
+                    {caches[i].get(), canvases[i], 0.7f, logits[i].get(), second && conditioned(i)});
+            must(m.model.denoise(all));
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+            for (std::size_t r = 0; r < alone[i].size(); ++r) {
+                const RowStats &got = logits[i]->stats()[r], &want = alone[i][r];
+                ASSERT_EQ(got.argmax, want.argmax) << "canvas " << i << " row " << r << " round " << round;
+                ASSERT_EQ(got.entropy, want.entropy) << "canvas " << i << " row " << r << " round " << round;
+                ASSERT_EQ(got.max, want.max) << "canvas " << i << " row " << r << " round " << round;
+            }
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cuda, Passes, ::testing::Values(Precision::f32, Precision::bf16),
                          [](const auto& precision) {
                              return precision.param == Precision::bf16 ? "bf16" : "f32";

@@ -2,6 +2,7 @@
 // generic kernels, which the oracle has judged; and that a row's bits depend neither on the number of rows
 // nor on its place among them.
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include <gtest/gtest.h>
@@ -134,7 +135,7 @@ TEST_F(Shapes, HeadAndSoftEmbedding) {
             const backend::HeadArgs::Canvas canvas{0, n, 0.5f, logits.get()};
             b.head({in.mat, table.get(), 30.0f, std::span(&canvas, 1)});
             stats.emplace_back(logits->stats().begin(), logits->stats().end());
-            b.soft_embed(*logits, *table, 53.0f, out.mat);
+            b.soft_embed(std::array{logits.get()}, *table, 53.0f, out.mat);
             return out.values();
         },
         rows, hidden, 5e-3, "soft embedding");

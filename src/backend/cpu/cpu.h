@@ -76,6 +76,9 @@ class HostLogits final : public Logits {
 inline const HostWeight& host(const Weight& w) { return static_cast<const HostWeight&>(w); }
 inline float* f32(const Mat& m) { return static_cast<float*>(m.data); }
 inline float* row(const Mat& m, std::int64_t r) { return f32(m) + r * m.cols; }
+inline Mat rows_of(const Mat& m, std::int64_t first, std::int64_t count) {
+    return {row(m, first), count, m.cols};
+}
 
 // Memory of the host, common to every CPU backend.
 class HostBackend : public Backend {

@@ -161,6 +161,12 @@ bool sm90_fits(const void* x, const DeviceMatrix& weight);
 // parts, or 1.
 std::int64_t sm90_multiply(Context&, const void* x, std::int64_t rows, const DeviceMatrix* weights,
                            void* const* outs, int count, float** sums);
+// The same with one wide weight, where every `block_rows` rows of x go to a buffer of their own, the next of
+// `outs`: at most most_row_blocks of them. multiplies_blocks: whether it can.
+constexpr std::size_t most_row_blocks = 16;
+bool sm90_multiplies_blocks(const DeviceMatrix& weight, std::int64_t block_rows);
+void sm90_multiply_blocks(Context&, const void* x, std::int64_t block_rows, const DeviceMatrix& weight,
+                          std::span<void* const> outs);
 // The same of E4M3, without parts. ins is a multiple of 16, outs of 8.
 void sm90_e4m3_multiply(Context&, const E4m3Rows& x, std::int64_t rows, const E4m3Matrix* weights,
                         void* const* outs, int count);
@@ -284,7 +290,7 @@ bool attention_mma_fits(const Context&, int head_dim);
 void attention_mma(Context&, const AttentionPointers&);  // bf16 throughout
 // Whether an attention can leave its rows in E4M3, too.
 bool attention_leaves_e4m3(const Context&, Element, Element cache, const AttentionPointers&);
-// --- attention_merge.cu: out = the parts of attention brought to one maximum and added in order. sums:
+// --- attention_merge.cu: out = the parts of attention, added in order (attention_parts.cuh). sums:
 // [splits, rows, heads, dim]; ends: their maxima and sums [splits, rows, heads]; 2 splits or 4. codes: of
 // rows of at most 8192 columns. Fragments: heads of 256 or 512 whose columns lie as the matrix unit leaves
 // them: of every 16 of a row, lane q of four has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, which it writes together.
@@ -292,6 +298,8 @@ enum class PartColumns : std::uint8_t { in_order, fragments };
 void merge_attention(Context&, const float* sums, const float2* ends, std::int64_t rows, int heads, int dim,
                      int splits, PartColumns columns, void* out, const E4m3Target& codes);
 void sm90_attention(Context&, const AttentionPointers&);  // heads of 256 and 512
+// Whether it makes the keys' parts in blocks side by side, and then merges them.
+bool sm90_attention_has_parts(const Context&, const AttentionPointers&);
 
 // --- head.cu
 // What a Logits holds besides its numbers; lives on the device so that a recorded pass may read it.

@@ -5,32 +5,49 @@
 
 namespace dgemma::backend::cuda {
 
+namespace {
+constexpr std::size_t canvases_of_a_reading = 4;  // in soft embeddings
+}  // namespace
+
 void CudaBackend::embed(std::span<const std::int32_t> ids, const Weight& table, float scale, const Mat& out) {
     const Operation operation(*this, "embed");
     const auto on_device = inputs_.numbers(ids);
     cuda::embed(*context_, element_, on_device.get(), device(table).matrix(), scale, out.rows, out.data);
 }
 
-void CudaBackend::soft_embed(Logits& previous, const Weight& table, float scale, const Mat& out) {
+void CudaBackend::soft_embed(std::span<Logits* const> previous, const Weight& table, float scale,
+                             const Mat& out) {
     const Operation operation(*this, "soft embed");
-    auto& logits = static_cast<DeviceLogits&>(previous);
     const DeviceMatrix& matrix = device(table).matrix();
-    const std::int64_t vocab = logits.vocab(), rows = out.rows;
-    void* p =
-        context_->scratch(Scratch::probabilities, static_cast<std::size_t>(rows * vocab) * size_of(element_));
-    logit_probabilities(*context_, element_, logits.scores(), rows, vocab, logits.form(),
-                        logits.device_stats(), logits.rounded_sums(), p);
     // As with parts_for: a property of the table alone.
     const bool units = parts_fit(element_, matrix, true);
-    const std::int64_t by_tiles = 132 / (2 * ((out.cols + 255) / 256));
+    const std::int64_t vocab = matrix.outs, by_tiles = 132 / (2 * ((out.cols + 255) / 256));
     const std::int64_t parts = units ? std::clamp<std::int64_t>(std::min(by_tiles, vocab / 1024), 1, 16) : 1;
-    float* sums = context_->scratch<float>(Scratch::partials, parts * rows * out.cols);
-    if (units) {
-        multiply_parts(*context_, p, rows, matrix, true, parts, sums);
-    } else {
-        multiply_any(*context_, element_, p, rows, matrix, true, {}, Element::f32, sums);
+    auto* to = static_cast<std::byte*>(out.data);
+    while (!previous.empty()) {
+        // Several canvases share a reading of the table; probabilities of all would take too much memory.
+        const auto together = previous.first(std::min<std::size_t>(previous.size(), canvases_of_a_reading));
+        previous = previous.subspan(together.size());
+        std::int64_t rows = 0;
+        for (const Logits* logits : together) rows += logits->rows();
+        auto* p = static_cast<std::byte*>(context_->scratch(
+            Scratch::probabilities, static_cast<std::size_t>(rows * vocab) * size_of(element_)));
+        auto* own = p;
+        for (Logits* logits : together) {
+            auto& l = static_cast<DeviceLogits&>(*logits);
+            logit_probabilities(*context_, element_, l.scores(), l.rows(), vocab, l.form(), l.device_stats(),
+                                l.rounded_sums(), own);
+            own += static_cast<std::size_t>(l.rows() * vocab) * size_of(element_);
+        }
+        float* sums = context_->scratch<float>(Scratch::partials, parts * rows * out.cols);
+        if (units) {
+            multiply_parts(*context_, p, rows, matrix, true, parts, sums);
+        } else {
+            multiply_any(*context_, element_, p, rows, matrix, true, {}, Element::f32, sums);
+        }
+        scale_rounded(*context_, element_, sums, parts, rows * out.cols, scale, to);
+        to += static_cast<std::size_t>(rows * out.cols) * size_of(element_);
     }
-    scale_rounded(*context_, element_, sums, parts, rows * out.cols, scale, out.data);
 }
 
 void CudaBackend::add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) {
@@ -217,15 +234,33 @@ void CudaBackend::end_layer(const LayerEnd& args) {
 
 void CudaBackend::head(const HeadArgs& args) {
     const Operation operation(*this, "head");
-    for (const HeadArgs::Canvas& canvas : args.canvases) {
-        auto& logits = static_cast<DeviceLogits&>(*canvas.logits);
-        const auto temperature = inputs_.temperature(canvas);
+    const DeviceMatrix& table = device(*args.table).matrix();
+    for (auto rest = args.canvases; !rest.empty();) {
+        // Canvases of one length that follow each other share a reading of the table.
+        const std::int64_t length = rest[0].rows;
         const auto* x = static_cast<const std::byte*>(args.x.data) +
-                        static_cast<std::size_t>(canvas.first_row * args.x.cols) * size_of(element_);
-        multiply(*context_, element_, x, canvas.rows, device(*args.table).matrix(), {}, element_,
-                 logits.scores());
+                        static_cast<std::size_t>(rest[0].first_row * args.x.cols) * size_of(element_);
+        std::size_t count = 1;
+        if (on_hopper(x, table) && sm90_multiplies_blocks(table, length)) {
+            while (count < std::min(rest.size(), most_row_blocks) && rest[count].rows == length &&
+                   rest[count].first_row == rest[count - 1].first_row + length)
+                ++count;
+        }
+        const auto together = rest.first(count);
+        rest = rest.subspan(count);
+        std::vector<void*> scores;
+        for (const HeadArgs::Canvas& canvas : together)
+            scores.push_back(static_cast<DeviceLogits&>(*canvas.logits).scores());
+        if (count > 1) {
+            sm90_multiply_blocks(*context_, x, length, table, scores);
+        } else {
+            multiply(*context_, element_, x, length, table, {}, element_, scores[0]);
+        }
         const Context::Stage statistics(*context_, "head statistics");
-        logits.take_statistics(args.softcap, temperature.get());
+        for (const HeadArgs::Canvas& canvas : together) {
+            static_cast<DeviceLogits&>(*canvas.logits)
+                .take_statistics(args.softcap, inputs_.temperature(canvas).get());
+        }
     }
 }
 

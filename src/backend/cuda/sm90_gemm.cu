@@ -41,11 +41,25 @@ void one_list(Product& p, int column_tiles) {
     for (int i = 1; i <= most_weights; ++i) p.first_tile[i] = column_tiles;
 }
 
-// How many columns a tile has: wide ones where there are many, else so that the blocks of one round are busy.
+constexpr std::int64_t always_wide = 32768;  // columns of a weight, as the head has
+
+// How many columns a tile has: those whose rounds take the least time, and of such the widest, which take
+// the least from the second-level cache.
 int columns_for(std::int64_t width, int row_tiles, int multiprocessors) {
-    if (width >= 32768) return 256;
-    const int narrow = tiles(width, 128) * row_tiles;
-    return narrow > multiprocessors && tiles(width, 192) * row_tiles <= multiprocessors ? 192 : 128;
+    int best = wide_columns;
+    if (width >= always_wide) return best;
+    const auto time = [&](int columns) {
+        return tiles(std::int64_t{tiles(width, columns)} * row_tiles, multiprocessors) * columns;
+    };
+    for (const int columns : {192, 128}) {
+        if (time(columns) < time(best)) best = columns;
+    }
+    return best;
+}
+
+void run_wide(Context& c, const Product& p) {
+    p.row_tiles % 2 == 0 ? run_product<Form::rounded, wide_columns, false, false, true>(c, p)
+                         : run_product<Form::rounded, wide_columns, false, false>(c, p);
 }
 
 }  // namespace
@@ -64,7 +78,10 @@ std::int64_t sm90_multiply(Context& c, const void* x, std::int64_t rows, const D
     const std::int64_t parts = parts_for(width, weights[0].ins);
     Product p = frame(c, x, rows, weights[0].ins, parts);
     const int columns = parts > 1 ? 128 : columns_for(width, p.row_tiles, c.multiprocessors());
-    const bool pairs = columns == 256 && p.row_tiles % 2 == 0;
+    const bool spread = parts > 1 && count == 1 && p.row_tiles <= 4;
+    p.spread = spread ? static_cast<int>(parts) : 1;
+    const bool all_parts = parts > 1 && !spread;
+    const bool pairs = p.row_tiles % 2 == 0 && (columns == wide_columns || (all_parts && p.row_tiles >= 16));
     for (int i = 0; i < most_weights; ++i) {
         p.first_tile[i + 1] = p.first_tile[i];
         if (i >= count) continue;
@@ -74,14 +91,12 @@ std::int64_t sm90_multiply(Context& c, const void* x, std::int64_t rows, const D
         p.out[i] = outs[i];
         p.outs[i] = static_cast<int>(weights[i].outs);
     }
-    const bool spread = parts > 1 && count == 1 && p.row_tiles <= 4;
-    p.spread = spread ? static_cast<int>(parts) : 1;
     if (!spread) {
-        parts > 1        ? run_product<Form::rounded, 128, false, true>(c, p)
-        : pairs          ? run_product<Form::rounded, 256, false, false, true>(c, p)
-        : columns == 256 ? run_product<Form::rounded, 256, false, false>(c, p)
-        : columns == 192 ? run_product<Form::rounded, 192, false, false>(c, p)
-                         : run_product<Form::rounded, 128, false, false>(c, p);
+        all_parts&& pairs         ? run_product<Form::rounded, 128, false, true, true>(c, p)
+        : all_parts               ? run_product<Form::rounded, 128, false, true>(c, p)
+        : columns == wide_columns ? run_wide(c, p)
+        : columns == 192          ? run_product<Form::rounded, 192, false, false>(c, p)
+                                  : run_product<Form::rounded, 128, false, false>(c, p);
         return 1;
     }
     float* to = c.scratch<float>(Scratch::partials, parts * rows * width);
@@ -93,6 +108,23 @@ std::int64_t sm90_multiply(Context& c, const void* x, std::int64_t rows, const D
     }
     *sums = to;
     return parts;
+}
+
+bool sm90_multiplies_blocks(const DeviceMatrix& weight, std::int64_t block_rows) {
+    return weight.outs >= always_wide && block_rows % tile_rows == 0;
+}
+
+void sm90_multiply_blocks(Context& c, const void* x, std::int64_t block_rows, const DeviceMatrix& weight,
+                          std::span<void* const> outs) {
+    if (c.failed()) return;
+    Product p = frame(c, x, block_rows * static_cast<std::int64_t>(outs.size()), weight.ins, 1);
+    p.weight[0] = tensor_map(c, weight.data, weight.outs, weight.ins,
+                             p.row_tiles % 2 == 0 ? wide_columns / 2 : wide_columns);
+    p.outs[0] = static_cast<int>(weight.outs);
+    p.block_rows = static_cast<int>(block_rows);
+    std::copy(outs.begin(), outs.end(), p.blocks);
+    one_list(p, tiles(weight.outs, wide_columns));
+    run_wide(c, p);
 }
 
 void sm90_multiply_gated(Context& c, const void* x, std::int64_t rows, const DeviceMatrix& gate,

@@ -15,6 +15,7 @@
 
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/gated.cuh"
+#include "backend/cuda/gather_block.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
@@ -29,6 +30,7 @@ constexpr int tile_rows = 128;  // of x; 64 for each of the two multiplying warp
 constexpr int depth = 64;       // of one stage in k, in numbers of 16 bits
 constexpr int threads = 384;    // one warpgroup copies, two multiply
 constexpr int most_weights = 3;
+constexpr int wide_columns = 256;  // of a tile of the widest products
 
 enum class Form : std::uint8_t {
     rounded,  // out [rows, outs] in bf16
@@ -49,6 +51,9 @@ struct Product {
     int spread;             // parts that are items of their own; 1: each item runs through all parts
     const float* x_scales;  // of E4M3: [rows]
     const float* scales[most_weights];  // [outs]
+    // Of wide products: rows that go to a buffer of their own, a multiple of tile_rows; 0: out[0] takes all.
+    int block_rows;
+    void* blocks[most_row_blocks];
 };
 
 template <int Columns, int Stages>
@@ -89,19 +94,6 @@ __device__ __forceinline__ void each_item(const Product& p, Each each) {
     const int items = p.row_tiles * p.first_tile[most_weights] * p.spread;
     for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x))
         each(Item<Kind, Columns>(p, i));
-}
-
-// Lane t of four comes with a word of each of four blocks of columns, and leaves with block t whole.
-__device__ __forceinline__ uint4 gather_block(std::uint32_t a, std::uint32_t b, std::uint32_t c,
-                                              std::uint32_t d) {
-    const bool odd = threadIdx.x % 2 != 0, high = threadIdx.x / 2 % 2 != 0;
-    const std::uint32_t ab = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
-    const std::uint32_t cd = __shfl_xor_sync(0xFFFFFFFFu, odd ? c : d, 1);
-    a = odd ? ab : a, b = odd ? b : ab;
-    c = odd ? cd : c, d = odd ? d : cd;
-    const std::uint32_t first = __shfl_xor_sync(0xFFFFFFFFu, high ? a : c, 2);
-    const std::uint32_t second = __shfl_xor_sync(0xFFFFFFFFu, high ? b : d, 2);
-    return high ? make_uint4(first, second, c, d) : make_uint4(a, b, first, second);
 }
 
 template <Form Kind, int Columns, bool ByRows, bool Serial, bool Clustered, bool Codes>
@@ -179,6 +171,12 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
 
         const int outs = p.outs[Kind == Form::gated ? 0 : item.which];
         void* out = p.out[Kind == Form::gated ? 0 : item.which];
+        int rows_before = 0;  // in other buffers
+        if (Kind == Form::rounded && Columns == wide_columns && p.block_rows > 0) {
+            const int block = item.row / p.block_rows;
+            rows_before = block * p.block_rows;
+            out = p.blocks[block];
+        }
         if constexpr (Codes) {
             float row_scale[2];
 #pragma unroll
@@ -201,7 +199,7 @@ __device__ void multiply_rows(const Product& p, Ring<Columns, stages_of<Columns>
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = item.row + group * 64 + warp * 16 + 8 * h + lane / 4;
-            const std::int64_t at = static_cast<std::int64_t>(row) * outs;
+            const std::int64_t at = static_cast<std::int64_t>(row - rows_before) * outs;
             constexpr int blocks = Columns / 8 / (Kind == Form::gated ? 2 : 1);
             if constexpr (Kind == Form::parts) {
                 float* to =
