@@ -173,6 +173,29 @@ TEST_P(Attention, NeighboursChangeNoBit) {
     }
 }
 
+// So many that Hopper's blocks do all parts of their rows' keys and not one; of contexts that leave parts
+// without a tile, and one prompt.
+TEST_P(Attention, ManyNeighboursChangeNoBit) {
+    for (const auto& [kv_heads, d] : {std::pair{8, 256}, std::pair{2, 512}}) {
+        std::vector<Rows> shapes;
+        std::vector<Sequence> sequences;
+        for (int i = 0; i < 22; ++i) {
+            shapes.push_back({16, kv_heads, d, i == 0 ? 300 : 37 * i % 400, 24, false});
+            sequences.push_back(sequence(shapes.back()));
+        }
+        const auto together = attend(*device, shapes, sequences, 512, 64, 250);
+        auto at = together.begin();
+        for (std::size_t i = 0; i < shapes.size(); ++i) {
+            const auto alone = attend(*device, {shapes[i]}, {sequences[i]}, 512, 64, 250);
+            EXPECT_TRUE(std::equal(alone.begin(), alone.end(), at)) << d << " number " << i;
+            at += static_cast<std::ptrdiff_t>(alone.size());
+        }
+        EXPECT_LE(relative_error(together, attend(*reference, shapes, sequences, 512, 64, 250)),
+                  bf16() ? 6e-3 : 1e-5)
+            << d;
+    }
+}
+
 // Rows of a prompt that come in one call or in two see the same keys and give the same bits.
 TEST_P(Attention, CutsChangeNoBit) {
     for (const Rows& whole :

@@ -6,6 +6,10 @@
 // waits for it, and whoever looks at its sums before finds NaN. Shared memory is full of NaN at first. The
 // headers of this folder stand in the place of those of src/backend/cuda that are made of Hopper's
 // instructions.
+//
+// Blocks may come in clusters. An address in the shared memory of one of them has its rank and one above
+// `rank_bit`; without that it is of the thread's own block. No other block may be reached once all its
+// threads are done.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +32,7 @@ namespace dgemma::emulated {
 
 constexpr std::size_t shared_bytes = std::size_t{1} << 18, stack_bytes = std::size_t{128} << 10;
 constexpr unsigned block_registers = 1 << 16;
+constexpr int rank_bit = 20;
 
 struct Barrier {  // an mbarrier
     int count = 0, pending = 0;
@@ -48,6 +53,7 @@ struct Block {
     std::vector<Warp> warps;
     std::map<std::uint32_t, Barrier> barriers;
     std::map<int, Meeting> meetings;
+    unsigned left = 0;           // threads that are not done
     int registers = 0;           // that threads gave and nobody took
     std::vector<bool> ordinary;  // of 16 bytes of shared memory: written by an ordinary copy since a fence
 };
@@ -65,7 +71,9 @@ struct Thread {
 struct Machine {
     Thread* current = nullptr;
     ucontext_t scheduler{};
-    unsigned blocks = 0, threads = 0;
+    unsigned blocks = 0, threads = 0, cluster = 1;  // cluster: blocks of one
+    std::vector<Block> all;
+    std::vector<Meeting> clusters;  // all threads of each
     std::int64_t progress = 0;
     bool in_thread = false;
     std::string wrong;  // the first thing that no kernel may do
@@ -112,9 +120,22 @@ inline void set_registers(int count) {
     own.block->registers -= count - std::exchange(own.registers, count);
 }
 
+inline unsigned rank_in_cluster() { return machine.current->block->number % machine.cluster; }
+// Whose shared memory an address is of.
+inline Block& block_of(std::uint32_t address) {
+    Block* own = machine.current->block;
+    const std::uint32_t rank = address >> rank_bit;
+    if (rank == 0) return *own;
+    if (rank > machine.cluster) fail("a block that the cluster does not have");
+    Block& other = machine.all[own->number - own->number % machine.cluster + rank - 1];
+    if (other.left == 0) fail("a block that has left");
+    return other;
+}
+constexpr std::uint32_t inside_block(std::uint32_t address) { return address & ((1u << rank_bit) - 1); }
 inline Barrier& barrier_at(std::uint32_t address) {
-    const auto found = machine.current->block->barriers.find(address);
-    if (found == machine.current->block->barriers.end()) fail("a barrier that was not made");
+    Block& block = block_of(address);
+    const auto found = block.barriers.find(inside_block(address));
+    if (found == block.barriers.end()) fail("a barrier that was not made");
     return found->second;
 }
 inline void settle(Barrier& b) {
@@ -135,22 +156,26 @@ inline void land(std::uint32_t address, int bytes) {
 inline void run_thread() {
     machine.kernel();
     machine.current->done = true;
+    --machine.current->block->left;
     ++machine.progress;
     for (;;) yield();
 }
 
-// Throws where a kernel does what none may do, or where nobody goes on.
-inline void run_grid(unsigned blocks, unsigned threads, std::function<void()> kernel) {
+// Throws where a kernel does what none may do, or where nobody goes on. cluster: so many neighbouring blocks.
+inline void run_grid(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned cluster = 1) {
+    if (blocks % cluster != 0) throw std::runtime_error("blocks that make no whole clusters");
     machine.blocks = blocks, machine.threads = threads, machine.kernel = std::move(kernel);
+    machine.cluster = cluster, machine.clusters.assign(blocks / cluster, {});
     machine.wrong.clear(), machine.later.clear();
     const std::unique_ptr<std::uint8_t, decltype(&std::free)> memory(
         static_cast<std::uint8_t*>(std::aligned_alloc(shared_bytes, blocks * shared_bytes)), &std::free);
     std::memset(memory.get(), 0xFF, blocks * shared_bytes);
-    std::vector<Block> all(blocks);
+    std::vector<Block>& all = machine.all;
+    all.clear(), all.resize(blocks);
     std::vector<std::unique_ptr<Thread>> everybody;
     for (unsigned b = 0; b < blocks; ++b) {
         all[b].number = b, all[b].memory = memory.get() + b * shared_bytes, all[b].warps.resize(threads / 32);
-        all[b].ordinary.resize(shared_bytes / 16);
+        all[b].ordinary.resize(shared_bytes / 16), all[b].left = threads;
         for (unsigned t = 0; t < threads; ++t) {
             auto& thread = *everybody.emplace_back(std::make_unique<Thread>());
             thread.block = &all[b], thread.number = t, thread.stack.resize(stack_bytes);

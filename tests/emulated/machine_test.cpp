@@ -1,6 +1,7 @@
 // What the emulated machine must not let pass: kernels that would hang, or read what is not there yet.
 #include <gtest/gtest.h>
 
+#include "backend/cuda/sm90_cluster.cuh"
 #include "backend/cuda/sm90_wgmma_e4m3.cuh"
 
 namespace dgemma::emulated {
@@ -8,9 +9,9 @@ namespace {
 
 using namespace backend::cuda;
 
-std::string end_of(unsigned threads, const std::function<void()>& kernel) {
+std::string end_of(unsigned threads, const std::function<void()>& kernel, unsigned cluster = 1) {
     try {
-        run_grid(2, threads, kernel);
+        run_grid(2, threads, kernel, cluster);
     } catch (const std::exception& e) {
         return e.what();
     }
@@ -76,6 +77,41 @@ void wait_for_bytes(int bytes) {
 TEST(Emulated, BytesOfWholeBoxesCount) {
     EXPECT_EQ(end_of(32, [] { wait_for_bytes(256); }), "");
     EXPECT_EQ(end_of(32, [] { wait_for_bytes(64); }), "nobody goes on");
+}
+
+// The second block copies the same row to both.
+void copy_to_both(bool stay, int told) {
+    auto* barrier = reinterpret_cast<std::uint64_t*>(machine.current->block->memory);
+    static const std::uint8_t row[128] = {1};
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        if (cluster_rank() < told) barrier_expect(barrier, 128);
+    }
+    cluster_arrive();
+    cluster_wait();
+    const CUtensorMap map{row, 1, 64, 1};
+    if (threadIdx.x == 0 && cluster_rank() == 1)
+        copy_box_at<true>(3, 8192, &map, 0, 0, shared_address(barrier));
+    if (cluster_rank() < told && (stay || cluster_rank() == 1)) {
+        barrier_wait(barrier, 0);
+        if (machine.current->block->memory[8192] != 1) fail("another row");
+    }
+    if (stay) {
+        cluster_arrive();
+        cluster_wait();
+    }
+}
+
+TEST(Emulated, NobodyLeavesWhileOthersCopyToHim) {
+    EXPECT_EQ(end_of(
+                  32, [] { copy_to_both(true, 2); }, 2),
+              "");
+    EXPECT_EQ(end_of(
+                  32, [] { copy_to_both(false, 2); }, 2),
+              "a block that has left");
+    EXPECT_EQ(end_of(
+                  32, [] { copy_to_both(true, 1); }, 2),
+              "a barrier still waits for bytes");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The parts of attention, which blocks made of a row's keys, brought together.
+#include "backend/cuda/attention_parts.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/row_norm.cuh"
@@ -34,34 +35,32 @@ struct Ends {
     float2 end[Splits];
 };
 
-// What each part counts for. A part without keys counts for nothing, whatever lies there.
+// What each part counts for.
 template <int Splits>
 struct Shares {
     explicit __device__ __forceinline__ Shares(const Ends<Splits>& ends) {
-        float top = -INFINITY, all = 0;
-#pragma unroll
-        for (const float2& end : ends.end) top = fmaxf(top, end.x);
+        PartsOfRow so_far;
 #pragma unroll
         for (int s = 0; s < Splits; ++s) {
-            const float2 end = ends.end[s];
-            share[s] = end.x == -INFINITY ? 0.0f : exp2f((end.x - top) * log2e);
-            all += share[s] * end.y;
+            so_far.add(ends.end[s].x, ends.end[s].y);
+            with[s] = so_far;
         }
-        whole = 1.0f / all;
+        whole = 1.0f / so_far.sum;
     }
     // Four columns of all parts.
     template <int Fours>
     [[nodiscard]] __device__ __forceinline__ float4 merged(const float4 (&x)[Splits][Fours], int i) const {
-        float4 sum = make_float4(0, 0, 0, 0);
+        float4 all = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int s = 0; s < Splits; ++s) {
-            if (share[s] == 0.0f) continue;
-            sum.x += share[s] * x[s][i].x, sum.y += share[s] * x[s][i].y;
-            sum.z += share[s] * x[s][i].z, sum.w += share[s] * x[s][i].w;
+            const float4 part = x[s][i];
+            all.x = with[s].with(all.x, part.x), all.y = with[s].with(all.y, part.y);
+            all.z = with[s].with(all.z, part.z), all.w = with[s].with(all.w, part.w);
         }
-        return make_float4(sum.x * whole, sum.y * whole, sum.z * whole, sum.w * whole);
+        return make_float4(all.x * whole, all.y * whole, all.z * whole, all.w * whole);
     }
-    float share[Splits], whole;
+    PartsOfRow with[Splits];
+    float whole;
 };
 
 // One warp per row and head, of which a lane has four columns of each 128. Fragments: they lie as

@@ -95,6 +95,9 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
     return warp_sum(lane < warps ? shared[lane] : 0.0f);
 }
 
+// How many tiles of so many something has.
+__device__ __forceinline__ int over(int count, int tile) { return (count + tile - 1) / tile; }
+
 constexpr float log2e = 1.4426950408889634f;
 // 2^x and 1 / x to about two ulps; what would be smaller than the smallest normal number is zero.
 __device__ __forceinline__ float power_of_two(float x) {

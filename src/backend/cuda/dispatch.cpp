@@ -63,7 +63,8 @@ bool attention_on_sm90(const Context& c, Element type, Element cache, int head_d
 }  // namespace
 
 bool attention_leaves_e4m3(const Context& c, Element type, Element cache, const AttentionPointers& p) {
-    return attention_on_sm90(c, type, cache, p.head_dim) && p.any_canvas && p.heads * p.head_dim <= 8192;
+    return attention_on_sm90(c, type, cache, p.head_dim) && sm90_attention_has_parts(c, p) &&
+           p.heads * p.head_dim <= 8192;
 }
 
 void attention(Context& c, Element type, Element cache, const AttentionPointers& p) {

@@ -35,6 +35,26 @@ __device__ __forceinline__ std::uint8_t* launched_shared_memory() {
     return memory;
 }
 
+// How many clusters of so many blocks in a row of a kernel run at a time, at least 1. Keeps a failure of its
+// own. What a block may have of shared memory is set before.
+template <class... Parameters>
+int most_clusters(Context& c, const char* doing, void (*kernel)(Parameters...), unsigned threads,
+                  std::size_t shared, unsigned blocks) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = blocks;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks * 64);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    c.check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), doing);
+    return clusters > 1 ? clusters : 1;
+}
+
 // Does nothing after a failure; keeps one of its own. cluster: so many neighbouring blocks share copies.
 template <class... Parameters, class... Arguments>
 void launch_clusters(Context& c, const char* doing, void (*kernel)(Parameters...), dim3 grid,

@@ -240,10 +240,21 @@ __global__ void __launch_bounds__(choose_threads)
     const int2 counted = sum_of_block(__popc(own));
     // --- where this expert's rows stand
     int place = start + counted.x - __popc(own);
+    const bool together = k == 8 && reinterpret_cast<std::uintptr_t>(ids) % 16 == 0;
     for (unsigned left = own; left != 0; left &= left - 1) {
         const int row = t * 32 + __ffs(static_cast<int>(left)) - 1;
-        for (int i = 0; i < k; ++i) {
-            if (__ldcg(ids + row * k + i) == expert) out.place[row * k + i] = place;
+        if (together) {  // not one after another
+            const auto* fours = reinterpret_cast<const int4*>(ids) + 2 * row;
+            const int4 a = __ldcg(fours), b = __ldcg(fours + 1);
+            const int chosen[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (chosen[i] == expert) out.place[row * 8 + i] = place;
+            }
+        } else {
+            for (int i = 0; i < k; ++i) {
+                if (__ldcg(ids + row * k + i) == expert) out.place[row * k + i] = place;
+            }
         }
         out.row_at[place++] = row;
     }

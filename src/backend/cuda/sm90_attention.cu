@@ -8,9 +8,16 @@
 // While the matrix unit sums a tile's values, the next tile's scores become weights; the order of the sums is
 // the plain one.
 //
+// Of few rows, a block has one part of the keys, and another kernel brings the parts together
+// (attention_merge.cu). Where rows alone keep the card busy a block has all parts, one after another, with
+// the sums so far in global memory, of which each thread reads what it wrote: the same sums in the same
+// order.
+//
 // Heads of 256: a block has 128 query rows, 64 for each multiplying warpgroup, and two tiles of keys and
 // values on their way. Heads of 512: 64 rows; each warpgroup scores half of a tile's keys, both share the
 // weights, and each sums half of the columns.
+#include "backend/cuda/attention_parts.cuh"
+#include "backend/cuda/gather_block.cuh"
 #include "backend/cuda/sm90_attention.cuh"
 #include "backend/cuda/sm90_attention_weights.cuh"
 
@@ -21,13 +28,14 @@ namespace {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Half `H` of a thread's sums: what it has of a row, whose columns begin at column0. `place`: of the row and
-// head among all.
+// head among all, or -1: nobody's.
 template <int Dim, int H>
 __device__ __forceinline__ void write_row(const Problem& problem, const Task& task, int place, int column0,
                                           float top, float sum, const float (&out)[128]) {
     const AttentionPointers& p = problem.p;
     const int lane = static_cast<int>(threadIdx.x) % 4;
-    if (problem.splits > 1) {
+    if (problem.sums != nullptr) {
+        if (place < 0) return;
         const std::int64_t part = task.split * p.rows * p.heads + place;
         if (column0 + lane == 0) problem.ends[part] = make_float2(top, sum);
         float* to = problem.sums + part * Dim + column0 + 4 * lane;  // as merge_attention takes them
@@ -39,11 +47,18 @@ __device__ __forceinline__ void write_row(const Problem& problem, const Task& ta
         }
     } else {
         const float share = 1.0f / sum;
-        bf16* to = static_cast<bf16*>(p.out) + static_cast<std::int64_t>(place) * Dim + column0 + lane * 2;
+        bf16* to = static_cast<bf16*>(p.out) + static_cast<std::int64_t>(place) * Dim + column0 + lane * 8;
 #pragma unroll
-        for (int j = 0; j < 32; ++j)
-            *reinterpret_cast<std::uint32_t*>(to + 8 * j) =
-                pack2(out[4 * j + 2 * H] * share, out[4 * j + 2 * H + 1] * share);
+        for (int j0 = 0; j0 < 32; j0 += 4) {
+            std::uint32_t words[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int i = 4 * (j0 + j) + 2 * H;
+                words[j] = pack2(out[i] * share, out[i + 1] * share);
+            }
+            const uint4 block = gather_block(words[0], words[1], words[2], words[3]);
+            if (place >= 0) *reinterpret_cast<uint4*>(to + 8 * j0) = block;
+        }
     }
 }
 
@@ -90,9 +105,39 @@ struct Words {
     std::uint32_t q, k, v, weights;
 };
 
+// `out`, the sums of a part of the keys, is added to those of the parts before: in memory, for the next one,
+// which begins with zeros, or, of the last part, where it is. parts: of the thread's two rows, with this one
+// in it. first: there are no parts before.
+template <bool Last>
+__device__ __forceinline__ void add_part(float4* so_far, bool first, const PartsOfRow (&parts)[2],
+                                         float (&out)[128]) {
+    constexpr int multipliers = threads - copiers, ahead = 8;
+#pragma unroll
+    for (int j0 = 0; j0 < 32; j0 += ahead) {
+        // Fetched before the first is written, over which the compiler moves no load.
+        float4 before[ahead];
+#pragma unroll
+        for (int j = 0; j < ahead; ++j)
+            before[j] = first ? make_float4(0, 0, 0, 0) : __ldcg(so_far + (j0 + j) * multipliers);
+#pragma unroll
+        for (int j = 0; j < ahead; ++j) {
+            float* x = out + 4 * (j0 + j);
+            const float4 sum =
+                make_float4(parts[0].with(before[j].x, x[0]), parts[0].with(before[j].y, x[1]),
+                            parts[1].with(before[j].z, x[2]), parts[1].with(before[j].w, x[3]));
+            if (Last) {
+                x[0] = sum.x, x[1] = sum.y, x[2] = sum.z, x[3] = sum.w;
+            } else {
+                __stcg(so_far + (j0 + j) * multipliers, sum);
+                x[0] = x[1] = x[2] = x[3] = 0;
+            }
+        }
+    }
+}
+
 // A multiplying warpgroup. While the matrix unit sums a tile's values, the next tile's scores, asked for
 // before, are weighed.
-template <int Dim>
+template <int Dim, bool AllParts>
 __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s) {
     using P = Plan<Dim>;
     using W = Weighing<Dim>;
@@ -156,6 +201,31 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
         }
         warpgroup_commit();
     };
+    // The sums of a row's weights so far, which four threads have, or, of wide heads, those of both
+    // warpgroups.
+    const auto sum_over_threads = [&] {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            w.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, w.sum[h], 1);
+            w.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, w.sum[h], 2);
+            if (P::wide && lane % 4 == 0) s.sum[warpgroup][w.row0 + 8 * h] = w.sum[h];
+        }
+        if (P::wide) {
+            asm volatile("bar.sync 1, 256;\n" ::: "memory");
+#pragma unroll
+            for (int h = 0; h < 2; ++h) w.sum[h] = s.sum[0][w.row0 + 8 * h] + s.sum[1][w.row0 + 8 * h];
+        }
+    };
+    PartsOfRow parts[2];  // of the thread's two rows
+    const auto end_part = [&] {
+        sum_over_threads();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) parts[h].add(w.top[h], w.sum[h]);
+    };
+    const std::int64_t block =
+        blockIdx.x + gridDim.x * (blockIdx.y + static_cast<std::int64_t>(gridDim.y) * blockIdx.z);
+    float4* const so_far = reinterpret_cast<float4*>(problem.so_far) + block * (P::rows * Dim / 4) +
+                           (static_cast<int>(threadIdx.x) - copiers);
     const int tiles = task.end_tile - task.first_tile;
     if (tiles > 0) {
         const auto stage_of = [](int n) { return n % P::stages; };
@@ -178,6 +248,7 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
             if (n < tiles) barrier_wait(&s.k_full[stage_of(n)], phase_of(n));
         };
         if (!P::wide) wait_for_keys(1);
+        int next_part = AllParts ? task.part_tiles : tiles;
         for (int n = 1; n < tiles; ++n) {
             const int stage = stage_of(n), before = stage_of(n - 1);
             if (P::wide) {
@@ -198,6 +269,11 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
             warpgroup_wait<1>();
             hold(scores);
             release(&s.k_empty[stage]);
+            const bool begins_part = AllParts && n == next_part;
+            if (begins_part) {
+                end_part();
+                w.begin_part();
+            }
             w.weigh(task, s, task.first_tile + n, scores);
             hold(scores), hold(w.sum), hold(w.keep);
             // Either of these also keeps the assembler from having the weighing wait for the values.
@@ -209,7 +285,12 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
             warpgroup_wait<0>();
             hold(out);
             release(&s.v_empty[before]);
-            w.rescale(out);
+            if (begins_part) {
+                add_part<false>(so_far, n == task.part_tiles, parts, out);
+                next_part += task.part_tiles;
+            } else {
+                w.rescale(out);
+            }
             if constexpr (!P::wide) pack_weights();
         }
         const int last = tiles - 1;
@@ -221,26 +302,23 @@ __device__ void attend(const Problem& problem, const Task& task, Shared<Dim>& s)
         hold(out);
     }
 
+    if (AllParts) {
+        end_part();
+        add_part<true>(so_far, tiles <= task.part_tiles, parts, out);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        w.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, w.sum[h], 1);
-        w.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, w.sum[h], 2);
-        if (P::wide && lane % 4 == 0) s.sum[warpgroup][w.row0 + 8 * h] = w.sum[h];
-    }
-    if (P::wide) {
-        asm volatile("bar.sync 1, 256;\n" ::: "memory");
-#pragma unroll
-        for (int h = 0; h < 2; ++h) w.sum[h] = s.sum[0][w.row0 + 8 * h] + s.sum[1][w.row0 + 8 * h];
+        for (int h = 0; h < 2; ++h) w.top[h] = parts[h].top, w.sum[h] = parts[h].sum;
+    } else {
+        sum_over_threads();
     }
     const int column0 = P::wide ? 256 * warpgroup : 0;
     const int place[2] = {s.place[w.row0], s.place[w.row0 + 8]};
-    if (place[0] >= 0) write_row<Dim, 0>(problem, task, place[0], column0, w.top[0], w.sum[0], out);
-    if (place[1] >= 0) write_row<Dim, 1>(problem, task, place[1], column0, w.top[1], w.sum[1], out);
+    write_row<Dim, 0>(problem, task, place[0], column0, w.top[0], w.sum[0], out);
+    write_row<Dim, 1>(problem, task, place[1], column0, w.top[1], w.sum[1], out);
 }
 
 #endif
 
-template <int Dim>
+template <int Dim, bool AllParts>
 __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid_constant__ Problem problem) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using P = Plan<Dim>;
@@ -260,8 +338,9 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
     // What says which keys a row sees is no kernel's result.
     allow_next_kernel();
     Task task;
-    task.segment = p.segments[static_cast<int>(blockIdx.z) / problem.splits];
-    task.split = static_cast<int>(blockIdx.z) % problem.splits;
+    const int own_splits = AllParts ? 1 : problem.splits;  // blocks that share a row's keys
+    task.segment = p.segments[static_cast<int>(blockIdx.z) / own_splits];
+    task.split = static_cast<int>(blockIdx.z) % own_splits;
     task.group = p.heads / p.kv_heads;
     task.kv_head = static_cast<int>(blockIdx.y);
     task.packed0 = static_cast<int>(blockIdx.x) * P::rows;
@@ -291,10 +370,12 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
     }
     task.first_tile = task.lowest / keys_of_tile;
     task.end_tile = (task.highest + keys_of_tile - 1) / keys_of_tile;
-    if (task.segment.canvas_position >= 0 && problem.splits > 1) {
-        const int share = (task.end_tile - task.first_tile + problem.splits - 1) / problem.splits;
-        task.first_tile += task.split * share;
-        task.end_tile = min(task.end_tile, task.first_tile + share);
+    const int tiles = task.end_tile - task.first_tile;
+    task.part_tiles = max(1, task.segment.canvas_position >= 0 ? over(tiles, problem.splits) : tiles);
+    if (AllParts) {
+    } else if (task.segment.canvas_position >= 0 && problem.splits > 1) {
+        task.first_tile += task.split * task.part_tiles;
+        task.end_tile = min(task.end_tile, task.first_tile + task.part_tiles);
     } else if (task.split > 0) {
         task.end_tile = task.first_tile;
     }
@@ -303,35 +384,68 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
         copy_all<Dim>(problem, task, s);
     } else {
         take_registers<232>();
-        attend<Dim>(problem, task, s);
+        attend<Dim, AllParts>(problem, task, s);
     }
 #endif
 }
 
+// Blocks that have a row's keys alone, without `splits` of them for each.
+template <int Dim>
+dim3 whole_blocks(const AttentionPointers& p) {
+    const std::int64_t packed = p.most_rows * (p.heads / p.kv_heads);
+    return {static_cast<unsigned>((packed + Plan<Dim>::rows - 1) / Plan<Dim>::rows),
+            static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count)};
+}
+
+// Whether blocks do all parts of their rows: where that takes not many more rounds than parts side by side,
+// since it spares the parts' way to memory and back.
+template <int Dim>
+bool all_parts_in_a_block(const Context& c, const AttentionPointers& p) {
+    const dim3 grid = whole_blocks<Dim>(p);
+    const std::int64_t blocks = std::int64_t{grid.x} * grid.y * grid.z, splits = Plan<Dim>::splits;
+    const auto rounds = [&](std::int64_t count) {
+        return (count + c.multiprocessors() - 1) / c.multiprocessors();
+    };
+    return p.any_canvas && 3 * splits * rounds(blocks) <= 4 * rounds(splits * blocks);
+}
+
+template <int Dim, bool AllParts>
+void launch_attention(Context& c, const Problem& problem, dim3 grid) {
+    constexpr int bytes = static_cast<int>(sizeof(Shared<Dim>)) + 1024;
+    auto* kernel = sm90_attention_kernel<Dim, AllParts>;
+    c.check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention");
+    launch(c, "attention", kernel, grid, threads, bytes, problem);
+}
+
 template <int Dim>
 void run_attention(Context& c, const AttentionPointers& p) {
-    using P = Plan<Dim>;
-    constexpr int bytes = static_cast<int>(sizeof(Shared<Dim>)) + 1024;
-    c.check(
-        cudaFuncSetAttribute(sm90_attention_kernel<Dim>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "attention");
-    Problem problem{p, p.any_canvas ? P::splits : 1, nullptr, nullptr};
+    Problem problem{p, p.any_canvas ? Plan<Dim>::splits : 1, nullptr, nullptr, nullptr};
+    dim3 grid = whole_blocks<Dim>(p);
+    if (all_parts_in_a_block<Dim>(c, p)) {
+        problem.so_far = c.scratch<float>(Scratch::attention_sums,
+                                          std::int64_t{grid.x} * grid.y * grid.z * Plan<Dim>::rows * Dim);
+        launch_attention<Dim, true>(c, problem, grid);
+        return;
+    }
     const std::int64_t count = p.rows * p.heads;
     if (problem.splits > 1) {
         problem.sums = c.scratch<float>(Scratch::attention_sums, problem.splits * count * Dim);
         problem.ends = c.scratch<float2>(Scratch::attention_ends, problem.splits * count);
     }
     if (c.failed()) return;
-    const std::int64_t packed = p.most_rows * (p.heads / p.kv_heads);
-    const dim3 grid(static_cast<unsigned>((packed + P::rows - 1) / P::rows),
-                    static_cast<unsigned>(p.kv_heads), static_cast<unsigned>(p.count * problem.splits));
-    launch(c, "attention", sm90_attention_kernel<Dim>, grid, threads, bytes, problem);
+    grid.z *= static_cast<unsigned>(problem.splits);
+    launch_attention<Dim, false>(c, problem, grid);
     if (problem.splits > 1)
         merge_attention(c, problem.sums, problem.ends, p.rows, p.heads, Dim, problem.splits,
                         PartColumns::fragments, p.out, p.codes);
 }
 
 }  // namespace
+
+bool sm90_attention_has_parts(const Context& c, const AttentionPointers& p) {
+    return p.any_canvas &&
+           !(p.head_dim == 256 ? all_parts_in_a_block<256>(c, p) : all_parts_in_a_block<512>(c, p));
+}
 
 void sm90_attention(Context& c, const AttentionPointers& p) {
     if (c.failed() || p.rows == 0) return;

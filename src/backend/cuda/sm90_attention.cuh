@@ -42,8 +42,9 @@ struct __align__(1024) Shared {
 struct Problem {
     AttentionPointers p;
     int splits;
-    float* sums;   // [splits, rows, heads, Dim], where splits > 1
-    float2* ends;  // [splits, rows, heads]: maximum, sum
+    float* sums;    // [splits, rows, heads, Dim], where splits > 1
+    float2* ends;   // [splits, rows, heads]: maximum, sum
+    float* so_far;  // where blocks do all parts, [blocks, Plan::rows, Dim]
 };
 
 // What a block has to do.
@@ -53,6 +54,7 @@ struct Task {
     int lowest, highest;     // keys that some row here sees
     int all_begin, all_end;  // keys that all rows see
     int first_tile, end_tile;
+    int part_tiles;  // of each part of the keys
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

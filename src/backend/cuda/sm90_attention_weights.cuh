@@ -83,6 +83,12 @@ struct Weighing {
         }
     }
 
+    // The keys that come now are another part's.
+    __device__ __forceinline__ void begin_part() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) top[h] = -INFINITY, sum[h] = 0, keep[h] = 1;
+    }
+
     int warpgroup, lane, row0, key0;  // rows row0 and row0 + 8; the tile's keys from key0 on
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, keep[2] = {1, 1};
 };

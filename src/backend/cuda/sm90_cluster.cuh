@@ -34,6 +34,25 @@ __device__ __forceinline__ std::uint32_t address_in(const void* own, int rank) {
 __device__ __forceinline__ void barrier_arrive_at(std::uint32_t address) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(address) : "memory");
 }
+// Of numbers for another block: they are stored, the block's barrier is told, and whoever waited for it that
+// way sees them.
+__device__ __forceinline__ void store_at(std::uint32_t address, int4 x) {
+    asm volatile("st.shared::cluster.v4.s32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_release_at(std::uint32_t address) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(address) : "memory");
+}
+__device__ __forceinline__ void barrier_acquire(std::uint64_t* barrier, int phase) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}\n" ::"r"(shared_address(barrier)),
+        "r"(phase)
+        : "memory");
+}
 __device__ __forceinline__ float4 load_from(std::uint32_t address) {
     float4 x;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"

@@ -49,15 +49,9 @@ __global__ void __launch_bounds__(Form::threads, 1)
     if (t >= 128) {
         take_registers<multiplier_registers>();
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
-            if (item.tokens <= 16) {
-                multiply_item<16>(p, s, item, warpgroup, turn);
-            } else if (item.tokens <= 32) {
-                multiply_item<32>(p, s, item, warpgroup, turn);
-            } else if (Form::most_tokens == 64 || item.tokens <= 64) {
-                multiply_item<64>(p, s, item, warpgroup, turn);
-            } else {
-                multiply_item<Form::most_tokens>(p, s, item, warpgroup, turn);
-            }
+            by_need<Form>(item.tokens, [&](auto width) {
+                multiply_item<decltype(width)::value>(p, s, item, warpgroup, turn);
+            });
         });
     } else {
         give_registers<copier_registers>();

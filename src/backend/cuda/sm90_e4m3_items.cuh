@@ -95,20 +95,10 @@ __device__ void copy_codes(const Problem& p, Ring<Form>& s, int t) {
             scales = hidden.scales + (item.first + row) * hidden_scales(item.ins);
             other_scales = (other - row) * hidden_scales(item.ins);
         }
-        const auto copy = [&](auto rows) {
-            copy_code_stages<decltype(rows)::value>(s, turn, base + piece * 16, at, own_rows(item, row0),
-                                                    scales, other_scales, item.ins, t, offset);
-        };
-        if (item.tokens <= 16) {
-            copy(std::integral_constant<int, 2>());
-        } else if (item.tokens <= 32) {
-            copy(std::integral_constant<int, 4>());
-        } else {
-            if constexpr (Form::most_tokens > 64) {
-                if (item.tokens > 64) return copy(std::integral_constant<int, Form::most_tokens / 8>());
-            }
-            copy(std::integral_constant<int, 8>());
-        }
+        by_need<Form>(item.tokens, [&](auto width) {
+            copy_code_stages<decltype(width)::value / 8>(s, turn, base + piece * 16, at, own_rows(item, row0),
+                                                         scales, other_scales, item.ins, t, offset);
+        });
     });
     commit_copies();
     wait_copies<0>();

@@ -1,6 +1,8 @@
 // All experts of a layer, and the dense MLP beside them, in one persistent kernel on Hopper, without the host
 // knowing who goes where: bf16 weights, which the matrix units read from shared memory. The list of items is
 // that of sm90_items.cuh.
+#include <algorithm>
+
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
@@ -12,13 +14,15 @@ namespace dgemma::backend::cuda {
 namespace {
 
 // Few rows an expert, so that what comes from memory is all that counts; or many, so that a box of weights is
-// brought from the second-level cache for twice as many.
-using FewRows = ItemForm<2, 64>;
-using ManyRows = ItemForm<2, 128>;
+// brought from the second-level cache for as many as the registers of a block hold, or of two.
+using FewRows = ItemForm<2, 64, item_depth, 16, true>;
+using ManyRows = ItemForm<2, 160, item_depth, 16, true>;
+using PairedRows = ItemForm<2, 160, item_depth, 16, true, 2>;
+constexpr int copier_registers = 56, multiplier_registers = 224;  // of many rows
 template <class Form>
 constexpr int stages_of = Form::most_tokens <= 64 ? 5 : 4;
 constexpr int box_elements = box_rows * item_depth;
-constexpr int many_rows = 64;  // of an expert on average
+constexpr int many_rows = 64, paired_rows = 192;  // of an expert on average, from which on
 
 template <class Form>
 struct __align__(1024) Ring {
@@ -35,7 +39,6 @@ struct __align__(1024) Ring {
 template <int Tokens, class Form>
 __device__ void multiply_item(const BoxesProblem& p, Ring<Form>& s, const Item& item, int warpgroup,
                               Turn<Ring<Form>::stages>& turn) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
     float low[Tokens / 2], high[Tokens / 2];
     // Zeros, so that registers of sums are taken up by one item after another.
 #pragma unroll
@@ -59,13 +62,13 @@ __device__ void multiply_item(const BoxesProblem& p, Ring<Form>& s, const Item& 
         warpgroup_commit();
         if (previous >= 0) {
             warpgroup_wait<1>();
-            if (lane == 0) barrier_arrive(&s.empty[previous]);
+            release_stage<Form>(&s.empty[previous]);
         }
         previous = turn.stage;
         turn.next();
     }
     warpgroup_wait<0>();
-    if (lane == 0) barrier_arrive(&s.empty[previous]);
+    release_stage<Form>(&s.empty[previous]);
     hold(low);
     hold(high);
     store_item<Form, Tokens>(p, item, warpgroup, low, high);
@@ -77,40 +80,53 @@ template <class Form>
 __global__ void __launch_bounds__(Form::threads, 1)
     sm90_experts_kernel(const __grid_constant__ BoxesProblem p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ std::uint8_t memory[];
+#if defined(__CUDACC__)
+    extern __shared__ std::uint8_t memory[];  // launched_shared_memory() gives few rows other machine code
+#else
+    std::uint8_t* memory = launched_shared_memory();
+#endif
     using Shared = Ring<Form>;
     constexpr int stages = Shared::stages;
     Shared& s = *reinterpret_cast<Shared*>(memory + padding_to_1024(memory));
     const int t = static_cast<int>(threadIdx.x);
     if (t == 0) {
         for (int i = 0; i < stages; ++i) {
-            barrier_init(&s.full[i], 1 + token_copiers);      // the copier of weights and those of tokens
-            barrier_init(&s.empty[i], 4 * Form::warpgroups);  // a lane of every multiplying warp
+            barrier_init(&s.full[i], 1 + token_copiers);  // the copier of weights and those of tokens
+            // A lane of every multiplying warp of every block that this one copies to.
+            barrier_init(&s.empty[i], Form::blocks * 4 * Form::warpgroups);
         }
-        init_item_slots<Form>(s.items, 0);
+        init_item_slots<Form>(s.items, Form::blocks - 1);  // the other copier of weights
         barrier_init_done();
         ask_for_weights<Form>(p);
     }
     allow_next_kernel();
-    __syncthreads();
+    // Nobody copies to a block whose barriers are not made, and none leaves while others copy to it.
+    if constexpr (Form::blocks > 1) {
+        cluster_arrive();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
+    constexpr bool many = Form::most_tokens > 64;
+    static_assert(!many || registers_suffice(Form::threads, copier_registers, multiplier_registers));
     if (t >= 128) {
+        if (many) take_registers<multiplier_registers>();
         multiply_items<Form, stages>(p, s, [&](const Item& item, int warpgroup, Turn<stages>& turn) {
-            if (item.tokens <= 16) {
-                multiply_item<16>(p, s, item, warpgroup, turn);
-            } else if (item.tokens <= 32) {
-                multiply_item<32>(p, s, item, warpgroup, turn);
-            } else if (Form::most_tokens == 64 || item.tokens <= 64) {
-                multiply_item<64>(p, s, item, warpgroup, turn);
-            } else {
-                multiply_item<Form::most_tokens>(p, s, item, warpgroup, turn);
-            }
+            by_need<Form>(item.tokens, [&](auto width) {
+                multiply_item<decltype(width)::value>(p, s, item, warpgroup, turn);
+            });
         });
     } else {
+        if (many) give_registers<copier_registers>();
         if (t < 32) {
             copy_weights<Form>(p, s);
         } else if (t >= 64) {
             copy_tokens<Form, stages>(p, s, t - 64);
         }
+    }
+    if constexpr (Form::blocks > 1) {
+        cluster_arrive();
+        cluster_wait();
     }
 #endif
 }
@@ -122,8 +138,16 @@ void run(Context& c, const BoxesProblem& p) {
     c.check(
         cudaFuncSetAttribute(sm90_experts_kernel<Form>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "the experts");
-    launch(c, "the experts", sm90_experts_kernel<Form>, static_cast<unsigned>(c.multiprocessors()),
-           Form::threads, bytes, p);
+    if (c.failed()) return;
+    auto blocks = static_cast<unsigned>(c.multiprocessors());
+    if constexpr (Form::blocks > 1) {
+        // All of them run at a time, for their first items are given.
+        static const int clusters =
+            most_clusters(c, "the experts", sm90_experts_kernel<Form>, Form::threads, bytes, Form::blocks);
+        blocks = std::min(blocks / Form::blocks, static_cast<unsigned>(clusters)) * Form::blocks;
+    }
+    launch_clusters(c, "the experts", sm90_experts_kernel<Form>, dim3(blocks), Form::threads, bytes,
+                    dim3(Form::blocks), p);
 }
 
 }  // namespace
@@ -157,7 +181,16 @@ void sm90_experts(Context& c, const void* x, const DeviceMatrix& gate_up, const 
         p.dense_rows = static_cast<int>(dense.rows);
         p.dense_width = static_cast<int>(dense.gate.outs);
     }
-    places.pairs >= many_rows* gate_up.groups ? run<ManyRows>(c, p) : run<FewRows>(c, p);
+    // Both blocks of a pair have boxes of every tile: a block that copies nothing would hold nobody up.
+    const bool boxes_for_both =
+        p.hidden % PairedRows::down_rows == 0 || p.hidden % PairedRows::down_rows > box_rows;
+    if (places.pairs >= paired_rows * gate_up.groups && boxes_for_both) {
+        run<PairedRows>(c, p);
+    } else if (places.pairs >= many_rows * gate_up.groups) {
+        run<ManyRows>(c, p);
+    } else {
+        run<FewRows>(c, p);
+    }
 }
 
 }  // namespace dgemma::backend::cuda

@@ -1,7 +1,7 @@
 // What the kernels of the experts share: the list of items that a persistent grid works off, the copying of
 // tokens, and what becomes of the sums.
 //
-// Weights are the 64-high side of the matrix instruction and tokens its other side, 16 to 128 of them by
+// Weights are the 64-high side of the matrix instruction and tokens its other side, 16 to 160 of them by
 // need: at one canvas an expert has about 16. The dense MLP is one more expert whom every row visits. A
 // warpgroup has two boxes of 64 weight rows at a time. Items come expert after expert: first tiles of 64 gate
 // and 64 up rows a warpgroup, whose gated product goes to memory; then tiles of 128 rows a warpgroup of the
@@ -9,6 +9,10 @@
 // multiplies the ones before; only the tokens of a down tile wait until all of its expert's hidden layer is
 // written. An item earlier in the list never waits for a later one, so the list always ends. Which block
 // computes an item changes no bit of it, nor do the warpgroups and tokens that share it.
+//
+// Where there are many tokens, pairs of blocks take items together: each has a piece of the tokens and copies
+// half of the weights to both, which spares the second-level cache. The first block of a pair takes the items
+// and tells both.
 #pragma once
 
 #include <type_traits>
@@ -18,6 +22,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
+#include "backend/cuda/sm90_cluster.cuh"
 
 namespace dgemma::backend::cuda {
 
@@ -27,16 +32,22 @@ constexpr int token_copiers = 64;  // threads
 constexpr int most_groups = 1025;  // the dense MLP and the experts
 constexpr int item_slots = 4;      // items that the copier of weights may be ahead
 
-// What a kernel has in hand at a time.
-template <int Warpgroups, int MostTokens, int Depth = item_depth, int FewestTokens = 16>
+// What a kernel has in hand at a time. Even: items of many tokens are cut into pieces as good as alike, of
+// multiples of 16, for which the kernel has products of every such width; else whole ones come first, and
+// widths are doubled from the fewest to the most. Blocks: 2 where they take items in pairs, of even pieces.
+template <int Warpgroups, int MostTokens, int Depth = item_depth, int FewestTokens = 16, bool Even = false,
+          int Blocks = 1>
 struct ItemForm {
+    static_assert(Blocks == 1 || (Blocks == 2 && Even && FewestTokens == 16));
     static constexpr int warpgroups = Warpgroups;  // that multiply; one more copies
     static constexpr int threads = 128 + 128 * Warpgroups;
     static constexpr int boxes = 2 * Warpgroups;  // of one stage: gate, up, gate, up, ...; or of down
     static constexpr int gate_rows = box_rows * Warpgroups, down_rows = 2 * gate_rows;  // of a tile
-    static constexpr int most_tokens = MostTokens;                                      // of an item
+    static constexpr int most_tokens = MostTokens;                                      // of a block
     static constexpr int fewest_tokens = FewestTokens;                                  // of a product
     static constexpr int depth = Depth;                                                 // of one stage in k
+    static constexpr bool even = Even;
+    static constexpr int blocks = Blocks;  // that have an item together
 };
 
 // Whether those of a block who multiply get the registers they ask for, each thread, once the 128 that copy
@@ -77,8 +88,6 @@ inline void set_counters(const Context& c, const Places& places, ItemsProblem& p
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ int over(int count, int tile) { return (count + tile - 1) / tile; }
-
 // What a block works on at a time. Group 0 is the dense MLP, group 1 + e expert e.
 struct Item {
     int group, tile, first, tokens;  // first: place within the group's rows of x, act and y
@@ -95,6 +104,69 @@ __device__ __forceinline__ std::int32_t* written_of(const ItemsProblem& p, int g
 }
 __device__ __forceinline__ int tokens_of(const ItemsProblem& p, const ItemTables& s, int group) {
     return group == 0 ? p.dense_rows : s.offsets[group + 1] - s.offsets[group];
+}
+
+// The items that a group's rows make for a tile, each of so many tokens a block and the last of what is left.
+struct Cut {
+    int items, tokens;
+};
+template <class Form>
+__device__ __forceinline__ Cut cut_of(int rows) {
+    if constexpr (Form::blocks > 1) {
+        if (rows <= 0) return {0, 0};
+        const int most = over(rows, Form::blocks * Form::most_tokens);
+        const int each = over(over(rows, Form::blocks * most), 16) * 16;
+        return {over(rows, Form::blocks * each), each};
+    }
+    const int items = over(rows, Form::most_tokens);
+    if (!Form::even || items <= 1) return {items, Form::most_tokens};
+    const int tokens = over(over(rows, items), 16) * 16;
+    return {over(rows, tokens), tokens};
+}
+
+// From `first` of a group's rows on, where an item of a tile begins, to where block `block` begins of those
+// that have it together; and how many tokens a block has at most. The blocks of the last item share what is
+// left: the second of them may have nothing.
+template <class Form>
+__device__ __forceinline__ int piece_of(const Cut& cut, int rows, int block, int& first) {
+    if constexpr (Form::blocks > 1) {
+        const int each = min(cut.tokens, over(over(rows - first, Form::blocks), 16) * 16);
+        first = min(rows, first + block * each);
+        return each;
+    }
+    return cut.tokens;
+}
+// Pieces that have rows.
+template <class Form>
+__device__ __forceinline__ int pieces_of(int rows) {
+    const Cut cut = cut_of<Form>(rows);
+    if constexpr (Form::blocks > 1) {
+        int second = (cut.items - 1) * Form::blocks * cut.tokens;
+        piece_of<Form>(cut, rows, 1, second);
+        return Form::blocks * cut.items - (second == rows ? 1 : 0);
+    }
+    return cut.items;
+}
+// The number of this block among those that have items together, and of these among the grid's.
+template <class Form>
+__device__ __forceinline__ int block_of_item() {
+    return Form::blocks > 1 ? cluster_rank() : 0;
+}
+template <class Form>
+__device__ __forceinline__ int first_item() {
+    return static_cast<int>(blockIdx.x) / Form::blocks;
+}
+
+// f(std::integral_constant<int, width>()) with the narrowest product for so many tokens.
+template <class Form, int Width = Form::fewest_tokens, class Do>
+__device__ __forceinline__ void by_need(int tokens, Do f) {
+    if constexpr (Width >= Form::most_tokens) {
+        f(std::integral_constant<int, Form::most_tokens>());
+    } else if (tokens <= Width) {
+        f(std::integral_constant<int, Width>());
+    } else {
+        by_need<Form, Form::even ? Width + 16 : 2 * Width>(tokens, f);
+    }
 }
 
 // The place in a ring of one of those who go round it.
@@ -123,7 +195,7 @@ __device__ void count_items(const ItemsProblem& p, ItemTables& s) {
     int gates = 0, downs = 0;
     for (int g0 = 0; g0 < groups; g0 += 32) {
         const int group = g0 + lane;
-        const int blocks = group < groups ? over(tokens_of(p, s, group), Form::most_tokens) : 0;
+        const int blocks = group < groups ? cut_of<Form>(tokens_of(p, s, group)).items : 0;
         const int own_gates = blocks * (group == 0 ? over(p.dense_width, Form::gate_rows) : gate_tiles);
         const int own_downs = blocks * down_tiles;
         int gate = own_gates, down = own_downs;
@@ -150,42 +222,47 @@ template <class Form>
 __device__ void init_item_slots(ItemTables& s, int others) {
     for (int i = 0; i < item_slots; ++i) {
         barrier_init(&s.full[i], 1);
-        barrier_init(&s.empty[i], others + token_copiers / 32 + 4 * Form::warpgroups);  // a lane of each
+        // A lane of each; those of all blocks tell the one that takes the items.
+        barrier_init(&s.empty[i], others + Form::blocks * (token_copiers / 32 + 4 * Form::warpgroups));
     }
 }
 
-// Item `i` of the list; `item` is an earlier one, or all zeros.
+// Item `i` of the list, as block `block` has it; `item` is an earlier one, or all zeros.
 template <class Form>
-__device__ void locate(const ItemsProblem& p, const ItemTables& s, int i, Item& item) {
+__device__ void locate(const ItemsProblem& p, const ItemTables& s, int i, int block, Item& item) {
     const int gate_items = s.gate_items[1 + p.experts];
     if (!item.down && i >= gate_items) item.down = true, item.group = 0;
     const int* before = item.down ? s.down_items : s.gate_items;
     const int at = item.down ? i - gate_items : i;
     while (at >= before[item.group + 1]) ++item.group;
-    const int rows = tokens_of(p, s, item.group), blocks = over(rows, Form::most_tokens);
-    const int inside = at - before[item.group];
-    const int skip = inside % blocks * Form::most_tokens;
-    item.tile = inside / blocks;
+    const int rows = tokens_of(p, s, item.group), inside = at - before[item.group];
+    const Cut cut = cut_of<Form>(rows);
+    int skip = inside % cut.items * (Form::blocks * cut.tokens);
+    const int most = piece_of<Form>(cut, rows, block, skip);
+    item.tile = inside / cut.items;
     item.first = (item.group == 0 ? 0 : s.offsets[item.group]) + skip;
-    item.tokens = min(Form::most_tokens, rows - skip);
+    item.tokens = min(most, rows - skip);
     item.ins = item.down ? width_of(p, item.group) : p.hidden;
 }
 
 // The first gate items are the dense MLP's, whatever the router says.
 template <class Form>
 __device__ __forceinline__ int dense_gate_items(const ItemsProblem& p) {
-    return over(p.dense_rows, Form::most_tokens) * over(p.dense_width, Form::gate_rows);
+    return cut_of<Form>(p.dense_rows).items * over(p.dense_width, Form::gate_rows);
 }
 template <class Form>
-__device__ __forceinline__ Item dense_gate_item(const ItemsProblem& p, int i) {
-    const int blocks = over(p.dense_rows, Form::most_tokens), skip = i % blocks * Form::most_tokens;
-    return {0, i / blocks, skip, min(Form::most_tokens, p.dense_rows - skip), false, p.hidden};
+__device__ __forceinline__ Item dense_gate_item(const ItemsProblem& p, int i, int block) {
+    const Cut cut = cut_of<Form>(p.dense_rows);
+    int skip = i % cut.items * (Form::blocks * cut.tokens);
+    const int most = piece_of<Form>(cut, p.dense_rows, block, skip);
+    return {0, i / cut.items, skip, min(most, p.dense_rows - skip), false, p.hidden};
 }
 
-// By the warp that copies weights: takes items for this block and tells the others. Every lane has a box,
-// since the instructions around a copy take one thread longer than the copy itself. Nobody else of the block
-// waits for the kernel before: what they read of it they read after they were told an item that needs it, and
-// past the first-level cache, which may have what stood there in the layer before.
+// By the warp that copies weights, of the first of the blocks that have items together: takes items and tells
+// the others; lanes know the tokens of one block or another, which that warp has no use for. Every lane has a
+// box, since the instructions around a copy take one thread longer than the copy itself. Nobody else of the
+// block waits for the kernel before: what they read of it they read after they were told an item that needs
+// it, and past the first-level cache, which may have what stood there in the layer before.
 template <class Form, class Each>
 __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -199,14 +276,22 @@ __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
     };
     const auto take = [&] { return lane == 0 ? atomicAdd(p.ready + 1 + p.experts, 1) : 0; };
     const auto tell = [&](int i) {
+        const int block = Form::blocks > 1 ? lane % Form::blocks : 0;
         if (items < 0) {
-            item = dense_gate_item<Form>(p, i);
+            item = dense_gate_item<Form>(p, i, block);
         } else if (i < items) {
-            locate<Form>(p, s, i, item);
+            locate<Form>(p, s, i, block, item);
         } else {
             item.group = -1;
         }
-        if (lane == 0) {
+        if constexpr (Form::blocks > 1) {
+            if (lane < Form::blocks) {
+                barrier_acquire(&s.empty[turn.stage], turn.phase ^ 1);
+                store_at(address_in(&s.taken[turn.stage], block),
+                         make_int4(item.group, 2 * item.tile + (item.down ? 1 : 0), item.first, item.tokens));
+                barrier_release_at(address_in(&s.full[turn.stage], block));
+            }
+        } else if (lane == 0) {
             barrier_wait(&s.empty[turn.stage], turn.phase ^ 1);
             s.taken[turn.stage] =
                 make_int4(item.group, 2 * item.tile + (item.down ? 1 : 0), item.first, item.tokens);
@@ -215,7 +300,7 @@ __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
         __syncwarp();
         turn.next();
     };
-    const int first = static_cast<int>(blockIdx.x);
+    const int first = first_item<Form>();
     if (!p.dense_beside_router || first >= dense_gate_items<Form>(p)) count();
     tell(first);
     while (item.group >= 0) {
@@ -225,7 +310,7 @@ __device__ void take_items(const ItemsProblem& p, ItemTables& s, Each each) {
                 count();
                 ticket = take();
             }
-            tell(static_cast<int>(gridDim.x) + __shfl_sync(0xFFFFFFFFu, ticket, 0));
+            tell(static_cast<int>(gridDim.x) / Form::blocks + __shfl_sync(0xFFFFFFFFu, ticket, 0));
         });
     }
 }
@@ -236,15 +321,25 @@ __device__ __forceinline__ int tell_next_at(const Item& item) {
     return max(0, (item.ins - 1) / Form::depth - Stages) * Form::depth;
 }
 
-// By whole warps: the items that were taken, in the same order.
-template <class Each>
+// By whole warps: the items that were taken, in the same order. Blocks: that have them together.
+template <int Blocks = 1, class Each>
 __device__ void follow_items(const ItemsProblem& p, ItemTables& s, Each each) {
     Turn<item_slots> turn;
     for (;;) {
-        barrier_wait(&s.full[turn.stage], turn.phase);
+        if constexpr (Blocks > 1) {
+            barrier_acquire(&s.full[turn.stage], turn.phase);
+        } else {
+            barrier_wait(&s.full[turn.stage], turn.phase);
+        }
         const int4 taken = s.taken[turn.stage];
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[turn.stage]);
+        if (threadIdx.x % 32 == 0) {
+            if constexpr (Blocks > 1) {
+                barrier_arrive_at(address_in(&s.empty[turn.stage], 0));
+            } else {
+                barrier_arrive(&s.empty[turn.stage]);
+            }
+        }
         turn.next();
         if (taken.x < 0) return;
         Item item{taken.x, taken.y / 2, taken.z, taken.w, taken.y % 2 != 0, p.hidden};
@@ -256,10 +351,10 @@ __device__ void follow_items(const ItemsProblem& p, ItemTables& s, Each each) {
 // What the early word about weights is worth: the first item of this block, if every expert has some rows.
 template <class Form>
 __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& group, int& tile) {
-    const int item = static_cast<int>(blockIdx.x), dense_items = dense_gate_items<Form>(p);
+    const int item = first_item<Form>(), dense_items = dense_gate_items<Form>(p);
     if (item < dense_items) {
         group = 0;
-        tile = dense_gate_item<Form>(p, item).tile;
+        tile = dense_gate_item<Form>(p, item, 0).tile;
         return true;
     }
     const int tiles = over(p.width, Form::gate_rows);
@@ -270,7 +365,7 @@ __device__ __forceinline__ bool likely_first_item(const ItemsProblem& p, int& gr
 }
 
 // Where this thread's tokens of an item begin, every eighth from row0 on, in elements; beyond the item's end
-// its last one again.
+// its last one again, which of no tokens is the last of the piece before.
 template <class Form>
 __device__ __forceinline__ void place_tokens(const ItemsProblem& p, const Item& item, int row0,
                                              std::uint32_t (&at)[Form::most_tokens / 8]) {
@@ -310,8 +405,15 @@ __device__ __forceinline__ void copy_token_stages(Ring& s, Turn<Stages>& turn, c
 template <class Form>
 __device__ __forceinline__ void wait_for_hidden_layer(const ItemsProblem& p, const ItemTables& s,
                                                       const Item& item) {
-    const int written =
-        over(tokens_of(p, s, item.group), Form::most_tokens) * over(width_of(p, item.group), box_rows);
+    // Only the block that takes the items has their tables.
+    int rows;
+    if constexpr (Form::blocks > 1) {
+        rows = item.group == 0 ? p.dense_rows
+                               : __ldcg(p.offsets + item.group) - __ldcg(p.offsets + item.group - 1);
+    } else {
+        rows = tokens_of(p, s, item.group);
+    }
+    const int written = pieces_of<Form>(rows) * over(width_of(p, item.group), box_rows);
     while (load_acquire(written_of(p, item.group)) < written) {
     }
 }
@@ -322,26 +424,16 @@ __device__ void copy_tokens(const ItemsProblem& p, Ring& s, int t) {
     Turn<Stages> turn;
     const int piece = t % 8, row0 = t / 8;  // 16 bytes of every eighth token
     const std::uint32_t offset = row0 * 128 + (piece ^ row0) * 16;
-    follow_items(p, s.items, [&](const Item& item) {
+    follow_items<Form::blocks>(p, s.items, [&](const Item& item) {
         if (item.down) wait_for_hidden_layer<Form>(p, s.items, item);
         const bf16* base =
             item.group == 0 ? (item.down ? p.dense_act : p.dense_x) : (item.down ? p.act : p.x);
         std::uint32_t at[Form::most_tokens / 8];
         place_tokens<Form>(p, item, row0, at);
-        const auto copy = [&](auto rows) {
-            copy_token_stages<Stages, decltype(rows)::value>(
+        by_need<Form>(item.tokens, [&](auto width) {
+            copy_token_stages<Stages, decltype(width)::value / 8>(
                 s, turn, base + piece * 8, at, own_rows(item, row0), item.ins, piece * 8, offset);
-        };
-        constexpr int all = Form::most_tokens / 8;
-        if (item.tokens <= 16 && Form::fewest_tokens == 16) {
-            copy(std::integral_constant<int, 2>());
-        } else if (item.tokens <= 32) {
-            copy(std::integral_constant<int, 4>());
-        } else if (item.tokens <= 64) {
-            copy(std::integral_constant < int, all<8 ? all : 8>());
-        } else {
-            copy(std::integral_constant<int, all>());
-        }
+        });
     });
     commit_copies();
     wait_copies<0>();
@@ -381,19 +473,31 @@ __device__ __forceinline__ void store_item(const ItemsProblem& p, const Item& it
     }
 }
 
+// By every multiplying warp when it is through with a stage: tells all blocks that copy to it.
+template <class Form>
+__device__ __forceinline__ void release_stage(std::uint64_t* empty) {
+    if constexpr (Form::blocks > 1) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        if (lane < Form::blocks) barrier_arrive_at(address_in(empty, lane));
+    } else if (threadIdx.x % 32 == 0) {
+        barrier_arrive(empty);
+    }
+}
+
 // By the multiplying warpgroups: f(item, warpgroup, turn, has a part in it) for every item, and the word to
 // others that a hidden layer was written.
 template <class Form, int Stages, class Ring, class Multiply>
 __device__ void multiply_items(const ItemsProblem& p, Ring& s, Multiply multiply) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
     Turn<Stages> turn;
-    follow_items(p, s.items, [&](const Item& item) {
+    follow_items<Form::blocks>(p, s.items, [&](const Item& item) {
         const int first_row = (item.tile * Form::warpgroups + warpgroup) * box_rows * (item.down ? 2 : 1);
-        if (first_row >= (item.down ? p.hidden : width_of(p, item.group))) {
+        if (first_row >= (item.down ? p.hidden : width_of(p, item.group)) ||
+            (Form::blocks > 1 && item.tokens == 0)) {
             // No part in it: lets the stages go by.
             for (int k = 0; k < item.ins; k += Form::depth) {
                 barrier_wait(&s.full[turn.stage], turn.phase);
-                if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[turn.stage]);
+                release_stage<Form>(&s.empty[turn.stage]);
                 turn.next();
             }
             return;

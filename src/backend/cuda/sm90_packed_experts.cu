@@ -215,11 +215,8 @@ __device__ void multiply_item(const Problem& p, Shared& s, const Item& item, int
 template <Packing P, class Shared>
 __device__ __forceinline__ void multiply_by_need(const Problem& p, Shared& s, const Item& item, int warpgroup,
                                                  Turn<Shared::stages>& turn) {
-    if (item.tokens <= 32) {
-        multiply_item<P, 32>(p, s, item, warpgroup, turn);
-    } else {
-        multiply_item<P, Form::most_tokens>(p, s, item, warpgroup, turn);
-    }
+    by_need<Form>(item.tokens,
+                  [&](auto width) { multiply_item<P, decltype(width)::value>(p, s, item, warpgroup, turn); });
 }
 
 #endif

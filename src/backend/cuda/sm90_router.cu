@@ -1,9 +1,9 @@
 // The router of a layer on Hopper in one kernel: logits, choice of experts, order of the pairs.
 //
-// A cluster has 16 rows, or 64 where there are many, and each of its eight blocks an eighth of k: it holds
-// its share of the router's weights, which it fetches before the kernel before is over, and multiplies 16
-// rows by all experts. Each block then adds up the logits of its part of the rows in the order of the shares,
-// and chooses.
+// A cluster has 16 rows, 32 or 64 by the multiprocessors that it may take, and each of its eight blocks an
+// eighth of k: it holds its share of the router's weights, which it fetches before the kernel before is over,
+// and multiplies 16 rows by all experts. Each block then adds up the logits of its part of the rows in the
+// order of the shares, and chooses.
 #include <algorithm>
 
 #include "backend/cuda/device.cuh"
@@ -19,9 +19,11 @@ namespace {
 
 constexpr int experts = 128;
 constexpr int blocks = 8;
-constexpr int few_rows = 16, many_rows = 64;  // of a cluster
-constexpr int pad = 8;                        // elements after a row in shared memory
-constexpr int sum_stride = experts + 4;       // floats
+constexpr int few_rows = 16, beside_rows = 32, many_rows = 64;  // of a cluster
+constexpr int pad = 8;                                          // elements after a row in shared memory
+constexpr int sum_stride = experts + 4;                         // floats
+// Of a pass in which the router leaves half of the card to the dense MLP's first items, which are up to 68.
+constexpr int rows_beside = 256;
 
 struct RouterProblem {
     const bf16 *a, *weight;  // [rows, hidden], [experts, hidden]
@@ -139,27 +141,6 @@ std::size_t router_bytes(std::int64_t hidden, int rows_of_cluster) {
                                     (rows_of_cluster + experts) * (share_of(hidden) + pad) * 2);
 }
 
-// Clusters of this kernel that run at a time.
-template <int Rows>
-std::int64_t most_clusters(Context& c, std::size_t bytes) {
-    static const int known = [&] {
-        cudaLaunchConfig_t config{};
-        cudaLaunchAttribute attribute{};
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = blocks;
-        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-        config.gridDim = dim3(blocks * 64);
-        config.blockDim = dim3(choose_threads);
-        config.dynamicSmemBytes = bytes;
-        config.attrs = &attribute;
-        config.numAttrs = 1;
-        int clusters = 0;
-        c.check(cudaOccupancyMaxActiveClusters(&clusters, sm90_router_kernel<Rows>, &config), "the router");
-        return clusters;
-    }();
-    return std::max(1, known);
-}
-
 template <int Rows>
 void run_router(Context& c, const RouterProblem& p) {
     const std::size_t bytes = router_bytes(p.hidden, Rows);
@@ -167,8 +148,9 @@ void run_router(Context& c, const RouterProblem& p) {
                                  static_cast<int>(bytes)),
             "the router");
     if (c.failed()) return;
-    const auto clusters = static_cast<unsigned>(
-        std::min<std::int64_t>((p.rows + Rows - 1) / Rows, most_clusters<Rows>(c, bytes)));
+    static const int together =
+        most_clusters(c, "the router", sm90_router_kernel<Rows>, choose_threads, bytes, blocks);
+    const auto clusters = static_cast<unsigned>(std::min((p.rows + Rows - 1) / Rows, together));
     launch_clusters(c, "the router", sm90_router_kernel<Rows>, clusters * blocks, choose_threads, bytes,
                     dim3(blocks), p);
 }
@@ -207,7 +189,10 @@ void sm90_router(Context& c, const void* a, const DeviceMatrix& proj, const floa
                           probabilities,
                           places};
     // Fewer blocks leave the others' multiprocessors to the next kernel.
-    rows > 512 || next_beside ? run_router<many_rows>(c, p) : run_router<few_rows>(c, p);
+    const bool many = rows > (next_beside ? rows_beside : 512);
+    many          ? run_router<many_rows>(c, p)
+    : next_beside ? run_router<beside_rows>(c, p)
+                  : run_router<few_rows>(c, p);
     if (!beside) order_pairs(c, ids, rows, k, experts, words, places);
 }
 

@@ -100,6 +100,7 @@ inline float warp_max(float x) {
     for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
     return x;
 }
+inline int over(int count, int tile) { return (count + tile - 1) / tile; }
 inline float gelu(float x) {
     constexpr float root = 0.7978845608028654f;
     return 0.5f * x * (1.0f + std::tanh(root * (x + 0.044715f * x * x * x)));
@@ -112,7 +113,7 @@ inline std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(at);
 }
 inline std::uint8_t* shared_pointer(std::uint32_t address) {
-    return emulated::machine.current->block->memory + address;
+    return emulated::block_of(address).memory + emulated::inside_block(address);
 }
 inline void copy16_async(std::uint32_t to, const void* from, bool valid) {
     if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0)

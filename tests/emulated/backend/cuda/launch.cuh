@@ -18,10 +18,24 @@ inline void begin_kernel() { wait_for_previous_kernel(); }
 // Not at a multiple of 1024, which nobody promises.
 inline std::uint8_t* launched_shared_memory() { return emulated::machine.current->block->memory + 48; }
 
+struct dim3 {
+    explicit dim3(unsigned count) : x(count) {}
+    unsigned x;
+};
 template <class Problem>
-void launch(Context&, const char*, void (*kernel)(Problem), unsigned blocks, unsigned threads, int,
-            const Problem& p) {
-    emulated::run_grid(blocks, threads, [&] { kernel(p); });
+void launch_clusters(Context&, const char*, void (*kernel)(Problem), dim3 blocks, unsigned threads, int,
+                     dim3 cluster, const Problem& p) {
+    emulated::run_grid(
+        blocks.x, threads, [&] { kernel(p); }, cluster.x);
+}
+template <class Problem>
+void launch(Context& c, const char* doing, void (*kernel)(Problem), unsigned blocks, unsigned threads,
+            int shared, const Problem& p) {
+    launch_clusters(c, doing, kernel, dim3(blocks), threads, shared, dim3(1), p);
+}
+template <class Problem>
+int most_clusters(Context&, const char*, void (*)(Problem), unsigned, int, int) {
+    return 1 << 20;  // all blocks of a grid run at a time
 }
 
 }  // namespace dgemma::backend::cuda

@@ -139,3 +139,5 @@ inline void store_transposed(std::uint32_t to, std::uint32_t a, std::uint32_t b,
 }
 
 }  // namespace dgemma::backend::cuda
+
+#include "backend/cuda/sm90_wgmma.cuh"
