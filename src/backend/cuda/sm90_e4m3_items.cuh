@@ -9,6 +9,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/sm90.cuh"
 #include "backend/cuda/sm90_boxes.cuh"
+#include "backend/cuda/sm90_item_tokens.cuh"
 #include "backend/cuda/sm90_wgmma_e4m3.cuh"
 #include "base/e4m3_rows.h"
 

@@ -8,6 +8,7 @@
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/sm90.cuh"
 #include "backend/cuda/sm90_boxes.cuh"
+#include "backend/cuda/sm90_item_tokens.cuh"
 
 namespace dgemma::backend::cuda {
 

@@ -9,6 +9,7 @@
 #include "backend/cuda/launch.cuh"
 #include "backend/cuda/packing.h"
 #include "backend/cuda/sm90.cuh"
+#include "backend/cuda/sm90_item_tokens.cuh"
 #include "backend/cuda/sm90_items.cuh"
 #include "backend/cuda/sm90_unpack.cuh"
 
