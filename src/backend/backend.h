@@ -302,8 +302,8 @@ class Backend {
     [[nodiscard]] virtual std::int64_t attention_rows() const {
         return std::numeric_limits<std::int64_t>::max();
     }
-    // softmax over a row's keys of q k^T (not divided by sqrt(D)), times v. Query head j reads kv head j *
-    // kv_heads / heads.
+    // Of the rows of `segments`, softmax over a row's keys of q k^T (not divided by sqrt(D)), times v; other
+    // rows of `out` may hold anything afterwards. Query head j reads kv head j * kv_heads / heads.
     virtual void attention(const AttentionArgs& args) = 0;
 
     // --- experts
