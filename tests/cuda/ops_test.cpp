@@ -146,43 +146,50 @@ TEST_P(Ops, RouterAndExperts) {
 // Every row goes to the first expert and to one of the others, of which so many rows each; where experts have
 // many rows on average, blocks may work in pairs on up to 320 of them.
 TEST_P(Ops, ManyRowsOfSomeExpertsAndNoneOfOthers) {
-    const std::vector<int> others = {0, 1, 15, 161, 16, 17, 111};
-    const std::int64_t rows = std::accumulate(others.begin(), others.end(), 0), hidden = 320, width = 96,
-                       k = 2;
-    const std::int64_t experts = static_cast<std::int64_t>(others.size()) + 1;
-    ASSERT_EQ(rows, 321);
-    std::vector<float> h = activations(rows * hidden, 0.25f),
-                       router(static_cast<std::size_t>(experts * hidden));
-    std::int64_t row = 0;
-    for (std::int64_t e = 0; e < experts; ++e) {
-        router[static_cast<std::size_t>(e * hidden + e)] = 1;  // an expert looks at one column
-        for (int i = 0; e > 0 && i < others[static_cast<std::size_t>(e - 1)]; ++i, ++row) {
-            h[static_cast<std::size_t>(row * hidden)] = 4;
-            h[static_cast<std::size_t>(row * hidden + e)] = 3;
+    struct Case {
+        std::vector<int> others;
+        std::int64_t hidden;
+    };
+    // Of 80 rows an expert on average, and of 193.
+    for (const auto& [others, hidden] :
+         {Case{{0, 1, 15, 161, 16, 17, 111}, 320}, Case{{0, 1, 15, 161, 330, 17, 250}, 384}}) {
+        const std::int64_t rows = std::accumulate(others.begin(), others.end(), 0), width = 96, k = 2;
+        const std::int64_t experts = static_cast<std::int64_t>(others.size()) + 1;
+        std::vector<float> h = activations(rows * hidden, 0.25f),
+                           router(static_cast<std::size_t>(experts * hidden));
+        std::int64_t row = 0;
+        for (std::int64_t e = 0; e < experts; ++e) {
+            router[static_cast<std::size_t>(e * hidden + e)] = 1;  // an expert looks at one column
+            for (int i = 0; e > 0 && i < others[static_cast<std::size_t>(e - 1)]; ++i, ++row) {
+                h[static_cast<std::size_t>(row * hidden)] = 4;
+                h[static_cast<std::size_t>(row * hidden + e)] = 3;
+            }
         }
+        const HostTensor ones(std::vector<float>(static_cast<std::size_t>(hidden), 1.0f), Dtype::f32,
+                              {hidden});
+        const HostTensor each(std::vector<float>(static_cast<std::size_t>(experts), 1.0f), Dtype::f32,
+                              {experts});
+        const HostTensor proj(router, Dtype::bf16, {experts, hidden});
+        const HostTensor gate_up(data.floats(experts * 2 * width * hidden, 0.06f), Dtype::bf16,
+                                 {experts, 2 * width, hidden});
+        const HostTensor down(data.floats(experts * width * hidden, 0.06f), Dtype::bf16,
+                              {experts, hidden, width});
+        same(
+            [&](backend::Backend& b) {
+                const DeviceMat in(b, rows, hidden, h), out(b, rows, hidden);
+                const WideMat ids(b, rows, k), weights(b, rows, k);
+                const auto ws = weight(b, ones), wp = weight(b, proj), we = weight(b, each);
+                const backend::Routing routing{ids.mat, weights.mat, {}};
+                b.route(in.mat, {ws.get(), wp.get(), we.get(), 1.0f, 1e-6f}, routing);
+                std::vector<int> used(static_cast<std::size_t>(experts));
+                for (const std::int32_t id : ids.values<std::int32_t>()) ++used[static_cast<std::size_t>(id)];
+                EXPECT_EQ(used[0], rows);
+                EXPECT_TRUE(std::equal(others.begin(), others.end(), used.begin() + 1));
+                b.experts(in.mat, routing, *weight(b, gate_up), *weight(b, down), out.mat);
+                return out.values();
+            },
+            "experts of " + std::to_string(rows) + " rows", 3);
     }
-    const HostTensor ones(std::vector<float>(static_cast<std::size_t>(hidden), 1.0f), Dtype::f32, {hidden});
-    const HostTensor each(std::vector<float>(static_cast<std::size_t>(experts), 1.0f), Dtype::f32, {experts});
-    const HostTensor proj(router, Dtype::bf16, {experts, hidden});
-    const HostTensor gate_up(data.floats(experts * 2 * width * hidden, 0.06f), Dtype::bf16,
-                             {experts, 2 * width, hidden});
-    const HostTensor down(data.floats(experts * width * hidden, 0.06f), Dtype::bf16,
-                          {experts, hidden, width});
-    same(
-        [&](backend::Backend& b) {
-            const DeviceMat in(b, rows, hidden, h), out(b, rows, hidden);
-            const WideMat ids(b, rows, k), weights(b, rows, k);
-            const auto ws = weight(b, ones), wp = weight(b, proj), we = weight(b, each);
-            const backend::Routing routing{ids.mat, weights.mat, {}};
-            b.route(in.mat, {ws.get(), wp.get(), we.get(), 1.0f, 1e-6f}, routing);
-            std::vector<int> used(static_cast<std::size_t>(experts));
-            for (const std::int32_t id : ids.values<std::int32_t>()) ++used[static_cast<std::size_t>(id)];
-            EXPECT_EQ(used[0], rows);
-            EXPECT_TRUE(std::equal(others.begin(), others.end(), used.begin() + 1));
-            b.experts(in.mat, routing, *weight(b, gate_up), *weight(b, down), out.mat);
-            return out.values();
-        },
-        "experts of many rows", 3);
 }
 
 TEST_P(Ops, EmbedAndNorms) {

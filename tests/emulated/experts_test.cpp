@@ -127,14 +127,30 @@ TEST(EmulatedSlow, ExpertsAndDenseOfFewRows) {
     run({5, 320, 96, {70, 0, 31}, 90, 320}, false, true);
 }
 
-// A pair of blocks has an item of up to 320 rows; the second has none of at most 16.
+std::int64_t average(const Case& c) {
+    return std::accumulate(c.rows.begin(), c.rows.end(), std::int64_t{0}) /
+           static_cast<std::int64_t>(c.rows.size());
+}
+
 TEST(EmulatedSlow, ExpertsAndDenseOfManyRows) {
-    for (const bool exact : {true, false}) {
-        run({2, 64, 64, {64}, 0, 64}, exact);
-        run({4, 64, 64, {16, 17, 330}, 16, 64}, exact, true);       // fewer stages an item than a ring has
-        run({6, 320, 192, {0, 1, 15, 161, 321}, 161, 320}, exact);  // tiles that end within a box
-        run({7, 128, 192, {1, 321, 15, 0, 161, 16}, 337, 64}, exact, true);  // a multiprocessor is left over
-        run({12, 192, 704, {200, 0}, 40, 64}, exact, true);                  // fewer dense items than pairs
+    for (const Case& c : {Case{2, 64, 64, {64}, 0, 64},
+                          {5, 64, 64, {16, 17, 330}, 16, 64},  // fewer stages an item than a ring has
+                          {6, 320, 96, {0, 1, 15, 161, 321}, 161, 320}}) {  // tiles that end within a box
+        ASSERT_TRUE(average(c) >= backend::cuda::many_rows && average(c) < backend::cuda::paired_rows);
+        run(c, true, c.dense_rows == 16);
+        run(c, false);
+    }
+}
+
+// A pair of blocks has an item of up to 320 rows; the second has none of at most 16.
+TEST(EmulatedSlow, ExpertsAndDenseByPairsOfBlocks) {
+    for (const Case& c : {Case{4, 128, 64, {16, 17, 560}, 16, 64},        // few stages an item
+                          {6, 384, 96, {0, 1, 15, 161, 800}, 161, 320},   // tiles that end within a box
+                          {7, 192, 64, {1, 321, 15, 480, 161}, 337, 64},  // a multiprocessor is left over
+                          {12, 192, 704, {400, 0}, 40, 64}}) {            // fewer dense items than pairs
+        ASSERT_GE(average(c), backend::cuda::paired_rows);
+        run(c, true, c.dense_rows != 161);
+        run(c, false);
     }
 }
 
