@@ -209,6 +209,12 @@ class Backend {
     [[nodiscard]] virtual std::string_view name() const = 0;
     [[nodiscard]] virtual Precision precision() const = 0;
     [[nodiscard]] virtual std::size_t activation_bytes() const = 0;  // of one element of a Mat
+    // Rows [first, first + count) of activations.
+    [[nodiscard]] Mat rows_of(const Mat& m, std::int64_t first, std::int64_t count) const {
+        return {
+            static_cast<std::byte*>(m.data) + static_cast<std::size_t>(first * m.cols) * activation_bytes(),
+            count, m.cols};
+    }
 
     // --- memory. Errors: io, when there is none left (with the number of bytes).
     virtual Result<std::unique_ptr<Storage>> allocate(std::size_t bytes) = 0;

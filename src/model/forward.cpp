@@ -165,16 +165,14 @@ Status Model::denoise(std::span<Canvas> canvases, Probe* probe) {
             // Neighbours of a kind together: a backend may then read the embedding once for all of them.
             for (std::size_t i = 0; i < canvases.size();) {
                 const bool conditioned = canvases[i].self_condition;
-                const std::size_t row_bytes =
-                    static_cast<std::size_t>(branch_.cols) * backend_.activation_bytes();
-                Mat soft{static_cast<std::byte*>(branch_.data) +
-                             static_cast<std::size_t>(rows.segments(0)[i].first_row) * row_bytes,
-                         0, branch_.cols};
+                const std::int64_t first = rows.segments(0)[i].first_row;
+                std::int64_t count = 0;
                 std::vector<backend::Logits*> previous;
                 for (; i < canvases.size() && canvases[i].self_condition == conditioned; ++i) {
-                    soft.rows += rows.segments(0)[i].rows;
+                    count += rows.segments(0)[i].rows;
                     previous.push_back(canvases[i].logits);
                 }
+                const Mat soft = backend_.rows_of(branch_, first, count);
                 if (conditioned) {
                     backend_.soft_embed(previous, *weights_.embedding, weights_.embedding_scale, soft);
                 } else {
@@ -246,11 +244,7 @@ void Model::layer(std::size_t l, const Rows& rows, const WeightPtr& scalar, cons
     const auto attend = [&](std::span<const backend::AttentionSegment> some) {
         const std::int64_t first = some.front().first_row,
                            count = some.back().first_row + some.back().rows - first;
-        const auto part = [&](const Mat& m) {
-            return Mat{static_cast<std::byte*>(m.data) +
-                           static_cast<std::size_t>(first * m.cols) * backend_.activation_bytes(),
-                       count, m.cols};
-        };
+        const auto part = [&](const Mat& m) { return backend_.rows_of(m, first, count); };
         backend_.attention_inputs({.x = part(normed_),
                                    .q_proj = w.q_proj.get(),
                                    .k_proj = w.k_proj.get(),

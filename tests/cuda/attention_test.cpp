@@ -174,7 +174,7 @@ TEST_P(Attention, NeighboursChangeNoBit) {
 }
 
 // So many that Hopper's blocks do all parts of their rows' keys and not one; of contexts that leave parts
-// without a tile, and one prompt.
+// without a tile.
 TEST_P(Attention, ManyNeighboursChangeNoBit) {
     for (const auto& [kv_heads, d] : {std::pair{8, 256}, std::pair{2, 512}}) {
         std::vector<Rows> shapes;

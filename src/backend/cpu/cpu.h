@@ -76,9 +76,6 @@ class HostLogits final : public Logits {
 inline const HostWeight& host(const Weight& w) { return static_cast<const HostWeight&>(w); }
 inline float* f32(const Mat& m) { return static_cast<float*>(m.data); }
 inline float* row(const Mat& m, std::int64_t r) { return f32(m) + r * m.cols; }
-inline Mat rows_of(const Mat& m, std::int64_t first, std::int64_t count) {
-    return {row(m, first), count, m.cols};
-}
 
 // Memory of the host, common to every CPU backend.
 class HostBackend : public Backend {
@@ -100,6 +97,8 @@ class HostBackend : public Backend {
     void copy(const Mat& from, const Mat& to) override;
     void store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
                   std::span<const std::int32_t> positions, int kv_heads) override;
+    void soft_embed(std::span<Logits* const> previous, const Weight& table, float scale,
+                    const Mat& out) final;
     Status begin_pass(const PassInputs& inputs) override {
         marks_.assign(static_cast<std::size_t>(inputs.rows), -1);
         return {};
@@ -115,6 +114,9 @@ class HostBackend : public Backend {
   protected:
     // rb of the contract: a rounding point of the bf16 profile.
     [[nodiscard]] float rb(float x) const { return precision_ == Precision::bf16 ? round_bf16(x) : x; }
+    // soft_embed of one canvas.
+    virtual void soft_embed_canvas(HostLogits& previous, const Weight& table, float scale,
+                                   const Mat& out) = 0;
     // watch for row r alone; rows may be watched by several threads.
     void watch_row(const float* values, std::int64_t n, std::int64_t r, std::int32_t stage);
 

@@ -88,6 +88,16 @@ void HostBackend::copy(const Mat& from, const Mat& to) {
     std::copy_n(f32(from), from.rows * from.cols, f32(to));
 }
 
+void HostBackend::soft_embed(std::span<Logits* const> previous, const Weight& table, float scale,
+                             const Mat& out) {
+    std::int64_t first = 0;
+    for (Logits* logits : previous) {
+        soft_embed_canvas(static_cast<HostLogits&>(*logits), table, scale,
+                          rows_of(out, first, logits->rows()));
+        first += logits->rows();
+    }
+}
+
 void HostBackend::store_kv(const Mat& k, const Mat& v, std::span<const AttentionSegment> segments,
                            std::span<const std::int32_t> positions, int kv_heads) {
     const std::int64_t head_dim = k.cols / kv_heads;

@@ -52,14 +52,8 @@ class PlainBackend final : public HostBackend {
         soft_cutoff_ = nats;
         return true;
     }
-    void soft_embed(std::span<Logits* const> previous, const Weight& table, float scale,
-                    const Mat& out) override {
-        std::int64_t first = 0;
-        for (Logits* logits : previous) {
-            cpu::soft_embed(m_, static_cast<HostLogits&>(*logits), host(table).view(), scale, soft_cutoff_,
-                            rows_of(out, first, logits->rows()));
-            first += logits->rows();
-        }
+    void soft_embed_canvas(HostLogits& previous, const Weight& table, float scale, const Mat& out) override {
+        cpu::soft_embed(m_, previous, host(table).view(), scale, soft_cutoff_, out);
     }
 
     void add_then_norm(const Mat& a, const Mat& b, float eps, const Mat& out) override {

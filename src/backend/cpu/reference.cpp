@@ -37,16 +37,7 @@ class ReferenceBackend final : public HostBackend {
         }
     }
 
-    void soft_embed(std::span<Logits* const> previous, const Weight& table, float scale,
-                    const Mat& out) override {
-        std::int64_t first = 0;
-        for (Logits* logits : previous) {
-            soft_embed_canvas(static_cast<HostLogits&>(*logits), table, scale,
-                              rows_of(out, first, logits->rows()));
-            first += logits->rows();
-        }
-    }
-    void soft_embed_canvas(HostLogits& logits, const Weight& table, float scale, const Mat& out) {
+    void soft_embed_canvas(HostLogits& logits, const Weight& table, float scale, const Mat& out) override {
         const std::int64_t vocab = logits.vocab();
         std::vector<float> p(static_cast<std::size_t>(vocab));
         std::vector<float> e(static_cast<std::size_t>(out.cols));

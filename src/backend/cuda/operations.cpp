@@ -23,8 +23,7 @@ void CudaBackend::soft_embed(std::span<Logits* const> previous, const Weight& ta
     const bool units = parts_fit(element_, matrix, true);
     const std::int64_t vocab = matrix.outs, by_tiles = 132 / (2 * ((out.cols + 255) / 256));
     const std::int64_t parts = units ? std::clamp<std::int64_t>(std::min(by_tiles, vocab / 1024), 1, 16) : 1;
-    auto* to = static_cast<std::byte*>(out.data);
-    while (!previous.empty()) {
+    for (std::int64_t first = 0; !previous.empty();) {
         // Several canvases share a reading of the table; probabilities of all would take too much memory.
         const auto together = previous.first(std::min<std::size_t>(previous.size(), canvases_of_a_reading));
         previous = previous.subspan(together.size());
@@ -45,8 +44,9 @@ void CudaBackend::soft_embed(std::span<Logits* const> previous, const Weight& ta
         } else {
             multiply_any(*context_, element_, p, rows, matrix, true, {}, Element::f32, sums);
         }
-        scale_rounded(*context_, element_, sums, parts, rows * out.cols, scale, to);
-        to += static_cast<std::size_t>(rows * out.cols) * size_of(element_);
+        scale_rounded(*context_, element_, sums, parts, rows * out.cols, scale,
+                      rows_of(out, first, rows).data);
+        first += rows;
     }
 }
 
@@ -238,8 +238,7 @@ void CudaBackend::head(const HeadArgs& args) {
     for (auto rest = args.canvases; !rest.empty();) {
         // Canvases of one length that follow each other share a reading of the table.
         const std::int64_t length = rest[0].rows;
-        const auto* x = static_cast<const std::byte*>(args.x.data) +
-                        static_cast<std::size_t>(rest[0].first_row * args.x.cols) * size_of(element_);
+        const void* x = rows_of(args.x, rest[0].first_row, length).data;
         std::size_t count = 1;
         if (on_hopper(x, table) && sm90_multiplies_blocks(table, length)) {
             while (count < std::min(rest.size(), most_row_blocks) && rest[count].rows == length &&

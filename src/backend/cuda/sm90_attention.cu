@@ -279,12 +279,13 @@ __global__ void __launch_bounds__(threads, 1) sm90_attention_kernel(const __grid
     task.end_tile = (task.highest + keys_of_tile - 1) / keys_of_tile;
     const int tiles = task.end_tile - task.first_tile;
     task.part_tiles = max(1, task.segment.canvas_position >= 0 ? over(tiles, problem.splits) : tiles);
-    if (AllParts) {
-    } else if (task.segment.canvas_position >= 0 && problem.splits > 1) {
-        task.first_tile += task.split * task.part_tiles;
-        task.end_tile = min(task.end_tile, task.first_tile + task.part_tiles);
-    } else if (task.split > 0) {
-        task.end_tile = task.first_tile;
+    if constexpr (!AllParts) {
+        if (task.segment.canvas_position >= 0 && problem.splits > 1) {
+            task.first_tile += task.split * task.part_tiles;
+            task.end_tile = min(task.end_tile, task.first_tile + task.part_tiles);
+        } else if (task.split > 0) {
+            task.end_tile = task.first_tile;
+        }
     }
     if (t < copiers) {
         give_registers<40>();

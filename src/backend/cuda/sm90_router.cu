@@ -23,7 +23,7 @@ constexpr int few_rows = 16, beside_rows = 32, many_rows = 64;  // of a cluster
 constexpr int pad = 8;                                          // elements after a row in shared memory
 constexpr int sum_stride = experts + 4;                         // floats
 // Of a pass in which the router leaves half of the card to the dense MLP's first items, which are up to 68.
-constexpr int rows_beside = 256;
+constexpr int most_rows_beside = 256;
 
 struct RouterProblem {
     const bf16 *a, *weight;  // [rows, hidden], [experts, hidden]
@@ -189,7 +189,7 @@ void sm90_router(Context& c, const void* a, const DeviceMatrix& proj, const floa
                           probabilities,
                           places};
     // Fewer blocks leave the others' multiprocessors to the next kernel.
-    const bool many = rows > (next_beside ? rows_beside : 512);
+    const bool many = rows > (next_beside ? most_rows_beside : 512);
     many          ? run_router<many_rows>(c, p)
     : next_beside ? run_router<beside_rows>(c, p)
                   : run_router<few_rows>(c, p);
