@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/cuda/sm90_e4m3_experts.cu"
+#include "emulated/chosen_rows.h"
 #include "emulated/operands.h"
 
 namespace dgemma::emulated {
@@ -92,22 +93,7 @@ void run(const Case& c, bool exact, bool beside_router = false) {
         while (static_cast<int>(chosen.size()) < c.k) chosen.insert(numbers.whole(0, c.experts - 2));
         for (const int e : chosen) rows_of[static_cast<std::size_t>(e)].push_back(r);
     }
-    constexpr std::int32_t unknown = 1 << 28;
-    Memory<std::int32_t> offsets(c.experts + 1), row_at(pairs), ready(c.experts + 2), dense_ready(1);
-    for (int e = 0; e <= c.experts; ++e) offsets[e] = unknown;
-    for (std::int64_t i = 0; i < pairs; ++i) row_at[i] = unknown;
-    for (int i = 0; i < c.experts + 2; ++i) ready[i] = unknown;
-    dense_ready[0] = 0;
-    backend::cuda::previous_kernel = [&] {
-        std::int32_t places = 0;
-        for (int e = 0; e < c.experts; ++e) {
-            offsets[e] = places;
-            for (const int r : rows_of[static_cast<std::size_t>(e)]) row_at[places++] = r;
-        }
-        offsets[c.experts] = places;
-        for (int i = 0; i < c.experts + 2; ++i) ready[i] = 0;
-    };
-
+    ChosenRows chosen_rows(rows_of);
     Results got(pairs, c.hidden, c.width), dense(c.dense_rows, c.hidden, c.dense_width);
     backend::cuda::E4m3Dense beside;
     if (c.dense_rows > 0) {
@@ -116,16 +102,14 @@ void run(const Case& c, bool exact, bool beside_router = false) {
     }
     backend::cuda::Context context{c.blocks};
     const bool any = c.experts > 0;
-    backend::cuda::sm90_e4m3_experts(
-        context, x.view(), any ? gate_up.matrix : backend::cuda::E4m3Matrix{},
-        any ? down.matrix : backend::cuda::E4m3Matrix{},
-        {pairs, offsets.data(), row_at.data(), ready.data(), beside_router ? dense_ready.data() : nullptr,
-         beside_router ? context.kernels() : 0},
-        got.target(), got.y.data(), beside);
+    backend::cuda::sm90_e4m3_experts(context, x.view(), any ? gate_up.matrix : backend::cuda::E4m3Matrix{},
+                                     any ? down.matrix : backend::cuda::E4m3Matrix{},
+                                     chosen_rows.places(beside_router), got.target(), got.y.data(), beside);
     for (int e = 0; e < c.experts; ++e) {
         const Mlp expert{gate_up, gate_up, down, e * 2 * c.width, e * 2 * c.width + c.width, e * c.hidden};
-        for (std::int64_t at = offsets[e]; at < offsets[e + 1]; ++at) {
-            ASSERT_NO_FATAL_FAILURE(judge(exact, x, row_at[at], expert, c.hidden, c.width, got, at))
+        for (std::int64_t at = chosen_rows.begin(e); at < chosen_rows.begin(e + 1); ++at) {
+            ASSERT_NO_FATAL_FAILURE(
+                judge(exact, x, chosen_rows.row_at(at), expert, c.hidden, c.width, got, at))
                 << "place " << at;
         }
     }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/cuda/sm90_experts.cu"
+#include "emulated/chosen_rows.h"
 #include "emulated/operands.h"
 
 namespace dgemma::emulated {
@@ -72,46 +73,32 @@ void run(const Case& c, bool exact, bool beside_router = false) {
                  (exact ? ", exact" : ", random"));
     Numbers numbers(exact);
     const auto experts = static_cast<std::int64_t>(c.rows.size());
-    const std::int64_t pairs = std::accumulate(c.rows.begin(), c.rows.end(), std::int64_t{0}),
-                       rows = *std::max_element(c.rows.begin(), c.rows.end()) + 3;
+    const std::int64_t rows = *std::max_element(c.rows.begin(), c.rows.end()) + 3;
     Matrix x(numbers, 1, rows, c.hidden, 3),
         dense_x(numbers, 1, std::max<std::int64_t>(c.dense_rows, 1), c.hidden);
     Matrix gate_up(numbers, experts, 2 * c.width, c.hidden), down(numbers, experts, c.hidden, c.width);
     Matrix dense_gate(numbers, 1, c.dense_width, c.hidden), dense_up(numbers, 1, c.dense_width, c.hidden),
         dense_down(numbers, 1, c.hidden, c.dense_width);
-    constexpr std::int32_t unknown = 1 << 28;
-    Memory<std::int32_t> offsets(experts + 1), row_at(pairs), ready(experts + 2), dense_ready(1);
-    for (std::int64_t e = 0; e <= experts; ++e) offsets[e] = unknown;
-    for (std::int64_t i = 0; i < pairs; ++i) row_at[i] = unknown;
-    for (std::int64_t i = 0; i < experts + 2; ++i) ready[i] = unknown;
-    dense_ready[0] = 0;
-    backend::cuda::previous_kernel = [&] {
-        std::int32_t places = 0;
-        for (std::int64_t e = 0; e < experts; ++e) {
-            offsets[e] = places;
-            for (int r = 0; r < c.rows[static_cast<std::size_t>(e)]; ++r)
-                row_at[places++] = static_cast<int>((r * 7 + e) % rows);
-        }
-        offsets[experts] = places;
-        for (std::int64_t i = 0; i < experts + 2; ++i) ready[i] = 0;
-    };
-
-    Results got(pairs, c.hidden, c.width), dense(c.dense_rows, c.hidden, c.dense_width);
+    std::vector<std::vector<int>> rows_of(c.rows.size());
+    for (std::int64_t e = 0; e < experts; ++e) {
+        const auto own = static_cast<std::size_t>(e);
+        for (int r = 0; r < c.rows[own]; ++r) rows_of[own].push_back(static_cast<int>((r * 7 + e) % rows));
+    }
+    ChosenRows chosen_rows(rows_of);
+    Results got(chosen_rows.pairs(), c.hidden, c.width), dense(c.dense_rows, c.hidden, c.dense_width);
     backend::cuda::DenseBeside beside;
     if (c.dense_rows > 0) {
         beside = {dense_x.bits.data(), c.dense_rows,     dense_gate.matrix, dense_up.matrix,
                   dense_down.matrix,   dense.act.data(), dense.y.data()};
     }
     backend::cuda::Context context{c.blocks};
-    backend::cuda::sm90_experts(
-        context, x.bits.data(), gate_up.matrix, down.matrix,
-        {pairs, offsets.data(), row_at.data(), ready.data(), beside_router ? dense_ready.data() : nullptr,
-         beside_router ? context.kernels() : 0},
-        got.act.data(), got.y.data(), beside);
+    backend::cuda::sm90_experts(context, x.bits.data(), gate_up.matrix, down.matrix,
+                                chosen_rows.places(beside_router), got.act.data(), got.y.data(), beside);
     for (std::int64_t e = 0; e < experts; ++e) {
         const Mlp expert{gate_up, gate_up, down, e * 2 * c.width, e * 2 * c.width + c.width, e * c.hidden};
-        for (std::int64_t at = offsets[e]; at < offsets[e + 1]; ++at) {
-            ASSERT_NO_FATAL_FAILURE(judge(exact, x, row_at[at], expert, c.hidden, c.width, got, at))
+        for (std::int64_t at = chosen_rows.begin(e); at < chosen_rows.begin(e + 1); ++at) {
+            ASSERT_NO_FATAL_FAILURE(
+                judge(exact, x, chosen_rows.row_at(at), expert, c.hidden, c.width, got, at))
                 << "place " << at;
         }
     }
